@@ -7,6 +7,8 @@ import pooch
 import pytest
 import requests
 
+from torchcaps.data import notes
+
 REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 
@@ -14,6 +16,11 @@ REAL = Path(os.environ.get("TORCHCAPS_DATA") or Path(__file__).parents[3] / "sha
 def nothing_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "_said", set())
 
 
 @pytest.fixture

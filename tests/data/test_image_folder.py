@@ -3,6 +3,7 @@
 import csv
 import itertools
 import os
+import shlex
 import shutil
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -52,7 +54,7 @@ def error_of(folder: Path, **options) -> str:
 def test_classes_and_shape_are_those_of_the_pictures(folder):
     data = data_of(folder)
     assert data.facts() == {"classes": 2, "in_channels": 1, "image_size": 8}
-    assert data.found() == {"class_names": ["cat", "dog"], "channels": 1, "size": 8}
+    assert data.found() == {"class_names": ["cat", "dog"], "channels": 1, "size": 8, "window": None}
     draw(folder / "dog" / "color.jpg", mode="RGB")
     assert data_of(folder).shape == (3, 8, 8)
     assert data_of(folder, size=5, channels=1).shape == (1, 5, 5)
@@ -91,9 +93,9 @@ def test_reading_in_threads_leaves_the_filters_of_warnings_as_they_were(folder, 
 
     monkeypatch.setattr(Image, "open", opened_together)
     filters = list(warnings.filters)
-    bad, digests = read_all([folder / "cat" / "0.png", folder / "dog" / "0.png"], (1, 8, 8), "stretch")
-    assert bad == {}
-    assert len(set(digests)) == 2
+    readings = read_all([folder / "cat" / "0.png", folder / "dog" / "0.png"], (1, 8, 8), "stretch")
+    assert [reading.error for reading in readings] == ["", ""]
+    assert len({reading.digest for reading in readings}) == 2
     assert warnings.filters == filters
 
 
@@ -334,3 +336,292 @@ def test_every_augmentation_changes_images_and_keeps_their_shape(tmp_path, name)
     assert not torch.equal(changed, changed[:1].expand_as(changed))
     plain = data_of(tmp_path)
     assert torch.equal(plain.augment(images), images / 255)
+
+
+def deep_folder(folder: Path, low: int = 700, high: int = 1000, count: int = 10) -> Path:
+    """Two classes of gray pictures of 16 bits, whose values are from `low` to `high`."""
+    for name in ("cat", "dog"):
+        for i in range(count):
+            path = folder / name / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.linspace(low, high, 64).reshape(8, 8).astype(np.uint16)).save(path)
+    return folder
+
+
+def test_pictures_of_16_bits_get_the_window_of_those_in_training(tmp_path, capfd):
+    folder = deep_folder(tmp_path / "a")
+    data = data_of(folder)
+    assert data.found()["window"] == (700, 1000)
+    said = f"{folder}: 12 training pictures with more than 8 bits: 700 is black and 1000 white (data.window)"
+    assert said in capfd.readouterr().err
+    data.setup()
+    assert (int(data.train_set[0][0].min()), int(data.train_set[0][0].max())) == (0, 255)
+    bright = folder / data.keys("test")[0]
+    Image.fromarray(np.full((8, 8), 3000, np.uint16)).save(bright)
+    capfd.readouterr()
+    again = data_of(folder)
+    again.setup()
+    assert again.window == (700, 1000)
+    assert int(again.test_set[0][0].min()) == 255
+    assert f"{bright}: has values from 3000 to 3000, and data.window is 700 to 1000" in capfd.readouterr().err
+    kept = ImageFolder("gone", class_names=["a", "b"], channels=1, size=8, window=(700, 1000))
+    assert kept.picture(bright).unique().tolist() == [255]
+
+
+def test_pictures_of_8_bits_beside_deeper_ones_stay_as_they_are(tmp_path, capfd):
+    folder = deep_folder(tmp_path / "a")
+    for i in range(10):
+        draw(folder / "cat" / f"b{i}.png", 77)
+    data = data_of(folder)
+    data.setup()
+    images = [data.train_set[i][0].unique().tolist() for i, name in enumerate(data.keys("fit")) if "/b" in name]
+    assert images == [[77]] * len(images) != []
+    assert "the other training pictures have 8 bits: 0 is black and 255 white in those" in capfd.readouterr().err
+
+
+def test_a_window_is_two_numbers(tmp_path):
+    assert data_of(deep_folder(tmp_path / "a"), window=(0, 4095)).found()["window"] == (0, 4095)
+    with pytest.raises(ValueError, match="window must be two numbers, the smaller one first, got 5 and 5"):
+        ImageFolder(window=(5, 5))
+
+
+def test_few_gray_levels_are_said(tmp_path, folder, capfd):
+    data_of(deep_folder(tmp_path / "a"), window=(0, 65535)).setup()
+    advice = (
+        "the training pictures use 2 of 256 gray levels, as their values are 700 to 1000, and 0 is black and 65535 "
+        "white: set --data.window 700 1000\n"
+    )
+    assert advice in capfd.readouterr().err
+    data_of(folder).setup()
+    assert "12 of 12 training pictures have one gray alone, such as cat/" in capfd.readouterr().err
+    data_of(deep_folder(tmp_path / "c")).setup()
+    assert "gray level" not in capfd.readouterr().err
+    for path in (tmp_path / "c").rglob("*.png"):
+        Image.new("L", (8, 8), 3 + len(path.name)).save(path)
+    data_of(tmp_path / "c").setup()
+    assert "the training pictures use 1 of 256 gray levels, from 8 to 8: a network sees" in capfd.readouterr().err
+
+
+def test_gray_pictures_in_files_of_colors_are_gray(folder):
+    for path in folder.rglob("*.png"):
+        Image.open(path).convert("RGB").save(path)
+    assert data_of(folder).shape == (1, 8, 8)
+    draw(folder / "dog" / "9.png", mode="RGB")
+    assert data_of(folder).shape == (3, 8, 8)
+
+
+def test_pictures_far_from_square_are_said_to_be_cut(folder, capfd):
+    draw(folder / "cat" / "0.png", size=(300, 20))
+    draw(folder / "cat" / "1.png", size=(20, 300))
+    said = "2 pictures of 20 are far from square, such as cat/0.png, and only their middle is kept: --data.fit pad or"
+    data_of(folder).prepare_data()
+    assert said in capfd.readouterr().err
+    data_of(folder, fit="pad").prepare_data()
+    assert "square" not in capfd.readouterr().err
+
+
+def patients(folder: Path, count: int = 12, scans: int = 5) -> Path:
+    """Pictures of patients, in a folder for each of them; each patient has one class."""
+    random = np.random.default_rng(0)
+    for patient in range(count):
+        for scan in range(scans):
+            path = folder / ("ill", "well")[patient % 2] / f"patient{patient:02}" / f"{scan}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
+    return folder
+
+
+def groups_by_part(data: ImageFolder, group) -> list[set[str]]:
+    return [{group(path) for path, of in data.parts.items() if of == part} for part in ("train", "val", "test")]
+
+
+def test_no_group_is_in_two_parts(tmp_path, capfd):
+    folder = patients(tmp_path / "a")
+    of_patient = lambda path: path.split("/")[1]  # noqa: E731
+    leaking = groups_by_part(data_of(folder), of_patient)
+    assert set.intersection(*leaking)
+    data = data_of(folder, group="folder")
+    parts = groups_by_part(data, of_patient)
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 12
+    assert all(len({int(name[-2:]) % 2 for name in part}) == 2 for part in parts)  # both classes in each part
+    data.prepare_data()
+    assert f"{folder}: 12 groups: 8 in training, 2 in validation, 2 in test" in capfd.readouterr().err
+
+
+def test_a_pattern_makes_groups_of_names(tmp_path, capfd):
+    for patient in range(8):
+        for side in ("left", "right"):
+            draw(tmp_path / ("a", "b")[patient % 2] / f"p{patient}_{side}.png", 10 * patient)
+    data = data_of(tmp_path, group="p[0-9]+")
+    parts = groups_by_part(data, lambda path: path.split("/")[1].split("_")[0])
+    assert sum(map(len, parts)) == 8
+    assert data_of(tmp_path, group="(.+)_(?:left|right)").parts == data.parts
+    draw(tmp_path / "a" / "other.png")
+    data_of(tmp_path, group="p[0-9]+").prepare_data()
+    assert f"{tmp_path}: without a group, and so a group of its own: a/other.png" in capfd.readouterr().err
+    for group, said in (
+        ("q[0-9]", "no name of a file has it: set it to folder, none or a regular expression"),
+        ("folder", "there are no folders in those of the classes: set it to"),
+        ("[", "data.group '[' is no pattern (unterminated character set"),
+    ):
+        assert said in error_of(tmp_path, group=group)
+    (tmp_path / "a" / "other.png").unlink()
+    assert "by data.group 'p' all pictures are of one group, 'p': set another" in error_of(tmp_path, group="p")
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("{class}/patient{k}/{i}.png", "folder"),
+        ("{class}/p{k}_{i}.png", "'(.+)[ _-]'"),
+        ("{class}/p{k}{letter}.png", r"'(.*\d)[a-zA-Z]$'"),
+        ("{class}/{class}_{n}.png", None),
+        ("{class}/IMG 2020-{n}.png", None),
+        ("{class}/{n}.png", None),
+        ("{class}/more/{n}.png", None),
+    ],
+)
+def test_pictures_that_seem_to_belong_together_are_said(tmp_path, capfd, names, expected):
+    for name in ("a", "b"):
+        for n in range(12):
+            k, i = divmod(n, 3)
+            draw(tmp_path / names.format_map({"class": name, "k": k, "i": i, "n": n, "letter": "xyz"[i]}), 9 * n)
+    data_of(tmp_path).prepare_data()
+    said = capfd.readouterr().err
+    assert ("seem to belong together" in said) == (expected is not None)
+    if expected is None:
+        return
+    assert f"give --data.group {expected}, or --data.group none if not" in said
+    data_of(tmp_path, group="none").prepare_data()
+    assert "belong" not in capfd.readouterr().err
+    data_of(tmp_path, group=shlex.split(expected)[0]).prepare_data()  # the advice is right
+    assert f"{tmp_path}: 4 groups: " in capfd.readouterr().err
+
+
+def test_groups_in_folders_of_parts_are_checked(tmp_path):
+    for part in ("train", "test"):
+        patients(tmp_path / part, count=4)
+    said = "groups are in several parts: patient00 (train, test), patient02 (train, test), patient01 (train, test), "
+    assert said in error_of(tmp_path, group="folder", val_share=0.0)
+    for path in sorted((tmp_path / "test").rglob("patient*")):
+        path.rename(path.with_name(f"other{path.name}"))
+    data_of(tmp_path, group="folder", val_share=0.0).setup()
+
+
+def test_a_split_that_leaks_is_refused_with_groups(tmp_path):
+    folder = patients(tmp_path / "a")
+    path = data_of(folder).write_split(tmp_path / "run")
+    assert "set data.split to null for a new split, or data.group to none" in error_of(
+        folder, split=str(path), group="folder"
+    )
+    kept = data_of(folder, group="folder")
+    path = kept.write_split(tmp_path / "run")
+    assert data_of(folder, group="folder", split=str(path)).parts == kept.parts
+
+
+def test_classes_and_groups_that_cannot_be_split_are_said(tmp_path, capfd):
+    for name, patient, count in (("a", "p1", 40), ("a", "p2", 3), ("a", "p3", 3), ("b", "p4", 5)):
+        for i in range(count):
+            draw(tmp_path / name / patient / f"{i}.png", i)
+    data_of(tmp_path, group="folder").prepare_data()
+    said = capfd.readouterr().err
+    assert "classes with one group cannot be split, and are in one part alone: b (p4)" in said
+    assert "the group p1 has 40 of 51 pictures, which are all in training" in said
+    assert "classes that have too few pictures or groups to be tested: b (5)" in said
+
+
+def table(path: Path, lines: list[str]) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_table_names_pictures_and_their_classes(tmp_path, capfd):
+    for i in range(24):
+        draw(tmp_path / "pictures" / f"part{i % 2}" / f"P_{i}.jpg", 10 * i)
+    draw(tmp_path / "pictures" / "other.jpg")
+    rows = [f"L{i // 2},{f'P_{i}' if i % 3 else f'part{i % 2}/P_{i}.jpg'},{'ab'[i // 2 % 2]}" for i in range(24)]
+    path = table(tmp_path / "labels.csv", ["lesion_id,image_id,dx", *rows])
+    options = {"table": str(path), "picture": "image_id", "label": "dx"}
+    data = data_of(tmp_path / "pictures", **options)
+    data.prepare_data()
+    data.setup()
+    assert data.names == ["a", "b"]
+    assert len(data.parts) == 24
+    for stage in ("fit", "validate", "test"):
+        labels = [int(path.split("_")[1].split(".")[0]) // 2 % 2 for path in data.keys(stage)]
+        assert data.part(stage).labels.tolist() == labels
+    said = capfd.readouterr().err
+    assert "left out what lies in no row of the table: other.jpg" in said
+    assert "the column lesion_id has 12 values in 24 rows: if those of one value belong together" in said
+    assert "give --data.group lesion_id, or --data.group none if not" in said
+    grouped = data_of(tmp_path / "pictures", group="lesion_id", **options)
+    lesions = groups_by_part(grouped, lambda path: int(path.split("_")[1].split(".")[0]) // 2)
+    assert sum(map(len, lesions)) == 12
+    assert data_of(tmp_path / "pictures", group="folder", **options).parts  # those within the folder of the pictures
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "said"),
+    [
+        (["image,label", "0,a", "1,b"], {}, "no column 'file'"),
+        (
+            ["file,label", "0,a", "9,b"],
+            {},
+            "line 3: no picture, or more than one, is called '9': mend such rows, or leave",
+        ),
+        (["file,label", "0,a", ",b"], {}, "line 3: file is empty: mend such rows"),
+        (["file,label", "0,a", "1,"], {}, "line 3: label is empty: mend such rows"),
+        (["file,label", "0,a", "0.png,b", "1,b"], {}, "line 3: 0.png is 'b', and 'a' in line 2: give each picture one"),
+        (["file,label", "8,a", "9,b"], {}, "names no picture in"),
+        (["file,label", "0,a", "1,a"], {}, "all pictures have the class 'a' in column 'label'"),
+        (["file,label", "0,a", "1,b"], {}, "every picture has another class in column 'label'"),
+        (["file,label,who", "0,a,x", "1,b,", "2,a,y"], {"group": "who"}, "line 3: who is empty: fill it in"),
+        (
+            ["file,label,who", "0,a,x", "1,b,x", "2,a,x"],
+            {"group": "who"},
+            "by data.group 'who' all pictures are of one",
+        ),
+        (
+            ["file,label", "0,a", "1,b", "2,a"],
+            {"group": "who"},
+            "set it to folder, none, a column of the table (file, l",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_used(tmp_path, lines, options, said):
+    for i in range(3):
+        draw(tmp_path / "pictures" / f"{i}.png", 50 * i)
+    path = table(tmp_path / "t.csv", lines)
+    assert said in error_of(tmp_path / "pictures", table=str(path), **options)
+
+
+def test_rows_that_cannot_be_used_are_left_out_if_asked(tmp_path, capfd):
+    for i in range(12):
+        draw(tmp_path / "pictures" / f"{i}.png", 20 * i)
+    path = table(tmp_path / "t.csv", ["file,label", *(f"{i},{'ab'[i % 2]}" for i in range(14))])
+    data = data_of(tmp_path / "pictures", table=str(path), skip_bad=True)
+    assert len(data.parts) == 12
+    said = f"{path}: left out 2 rows: line 14: no picture, or more than one, is called '12', line 15:"
+    assert said in capfd.readouterr().err
+
+
+def test_near_copies_across_the_split_are_said(tmp_path, capfd):
+    random = np.random.default_rng(0)
+    for i in range(20):
+        picture = Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).resize((60, 60), 2)
+        path = tmp_path / ("a", "b")[i % 2] / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        picture.save(path)
+    data = data_of(tmp_path)
+    data.setup()
+    assert "copies" not in capfd.readouterr().err
+    source, target = data.keys("fit")[0], data.keys("test")[0]
+    Image.open(tmp_path / source).resize((45, 45)).point(lambda x: 20 + 0.8 * x).convert("L").save(tmp_path / target)
+    data_of(tmp_path).setup()
+    said = f"{tmp_path}: training has near copies of 1 of 4 test pictures, such as {target} and {source}\n"
+    assert said in capfd.readouterr().err
+    shutil.copy(tmp_path / source, tmp_path / target)
+    data_of(tmp_path).setup()
+    said = capfd.readouterr().err
+    assert "training has 1 of 4 test pictures too" in said
+    assert "near copies" not in said

@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageOps
 
 from torchcaps.data import DataError, read_picture
-from torchcaps.data.pictures import read_header
+from torchcaps.data.pictures import any_has_color, read_header, window_of
 
 
 @pytest.fixture
@@ -49,24 +49,68 @@ def test_a_narrow_picture_is_padded(tmp_path, size, place):
     assert (image == 10).sum() > 64 * 63
 
 
-def test_sixteen_bits_become_eight(tmp_path):
-    deep = torch.arange(24).view(4, 6) * 2500
-    Image.fromarray(deep.numpy().astype("uint16")).save(tmp_path / "deep.png")
-    assert read_picture(tmp_path / "deep.png", (1, 4, 6))[0].tolist() == (deep // 256).tolist()
+def deep(path: Path, values: list[int] | np.ndarray, dtype: str = "uint16") -> Path:
+    """Write a picture of one row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    row = np.asarray(values).astype(dtype)[None]
+    if path.suffix == ".pgm":
+        path.write_bytes(f"P5 {row.shape[1]} 1 65535\n".encode() + row.astype(">u2").tobytes())
+    else:
+        Image.fromarray(row).save(path)
+    return path
 
 
-def test_integers_of_an_unknown_range_are_refused(tmp_path):
-    """Integers of 32 bits are often bytes, and would become black."""
-    picture = Image.fromarray(np.arange(24, dtype=np.int32).reshape(4, 6))
-    assert picture.mode == "I"
-    picture.save(tmp_path / "deep.tif")
-    with pytest.raises(DataError, match=r"signed or 32-bit integers, whose range is not known\): give a PNG or JPEG"):
-        read_picture(tmp_path / "deep.tif", (1, 4, 6))
-    deep = np.arange(24, dtype=np.uint16).reshape(4, 6) * 2500
-    (tmp_path / "deep.pgm").write_bytes(b"P5 6 4 65535\n" + deep.astype(">u2").tobytes())
-    Image.fromarray(deep).save(tmp_path / "short.tif")
-    for name in ("deep.pgm", "short.tif"):
-        assert read_picture(tmp_path / name, (1, 4, 6))[0].tolist() == (deep // 256).tolist()
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+def test_more_than_eight_bits_become_eight_by_the_window(tmp_path, name, capfd):
+    path = deep(tmp_path / name, [0, 1000, 2000, 3000, 4095])
+    assert read_header(path).is_deep
+    assert read_picture(path, (1, 1, 5), window=(0, 4095)).flatten().tolist() == [0, 62, 125, 187, 255]
+    assert capfd.readouterr().err == ""
+    assert read_picture(path, (1, 1, 5), window=(1000, 3000)).flatten().tolist() == [0, 0, 128, 255, 255]
+    said = "has values from 0 to 4095, and data.window is 1000 to 3000: what is beyond becomes black or white"
+    assert said in capfd.readouterr().err
+    read_picture(path, (1, 1, 5), window=(0, 3000))  # said once
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        ([0, 16, 4080, 4095], "uint16", [0, 1, 254, 255]),
+        ([0, 257, 65535], "uint16", [0, 1, 255]),
+        ([0, 3, 200, 255], "uint16", [0, 3, 200, 255]),  # bytes in 16 bits
+        ([0, 3, 200, 255], "int32", [0, 3, 200, 255]),
+        ([-1000, 0, 1000], "int32", [0, 128, 255]),
+        ([0.0, 0.5, 1.0], "float32", [0, 128, 255]),
+        ([-1.0, np.nan, np.inf, 1.0], "float32", [0, 0, 255, 255]),
+        ([np.nan, np.nan], "float32", [0, 0]),
+    ],
+)
+def test_without_a_window_a_picture_tells_its_own(tmp_path, values, dtype, expected, capfd):
+    path = deep(tmp_path / "a.tif", values, dtype)
+    assert read_picture(path, (1, 1, len(values))).flatten().tolist() == expected
+    assert (
+        "has more than 8 bits per pixel, and nothing says which numbers are black and white" in capfd.readouterr().err
+    )
+
+
+def test_a_window_is_from_the_smallest_to_the_largest_value():
+    assert window_of([(764, 900), (800, 984)]) == (764, 984)
+    assert window_of([(-0.5, 0.0), (0.0, 2.5)]) == (-0.5, 2.5)
+    assert window_of([(7, 7)]) == (7, 8)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_colors_are_looked_for_in_the_pixels(tmp_path, suffix):
+    gray = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50), dtype=np.uint8)).convert("RGB")
+    for i in range(70):
+        gray.save(tmp_path / f"{i}.{suffix}")
+    (tmp_path / "damaged.png").write_bytes(b"x")
+    paths = sorted(tmp_path.iterdir())
+    assert not any_has_color(paths)
+    gray.paste((200, 30, 30), (5, 5, 9, 9))
+    gray.save(tmp_path / f"zz.{suffix}")
+    assert any_has_color([*paths, tmp_path / f"zz.{suffix}"])
 
 
 def test_transparent_parts_are_white(tmp_path):
@@ -131,7 +175,7 @@ def test_the_first_picture_of_an_animation_counts(tmp_path):
     frames = [Image.new("L", (4, 4), shade) for shade in (10, 200)]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     header = read_header(tmp_path / "moving.gif")
-    assert (header.frames, header.is_gray, header.side) == (2, True, 4)
+    assert (header.frames, header.is_gray, header.width, header.height) == (2, True, 4, 4)
     assert read_picture(tmp_path / "moving.gif", (1, 4, 4)).unique().tolist() == [10]
 
 
@@ -145,7 +189,7 @@ def test_gray_is_told_from_color(tmp_path):
     for name, mode, gray in (("a", "L", True), ("b", "1", True), ("c", "RGB", False), ("d", "LA", True)):
         Image.new(mode, (3, 5)).save(tmp_path / f"{name}.png")
         header = read_header(tmp_path / f"{name}.png")
-        assert (header.is_gray, header.side) == (gray, 3)
+        assert (header.is_gray, header.width, header.height) == (gray, 3, 5)
     grays = [shade for i in range(256) for shade in [(7 * i) % 256] * 3]
     for colors, gray in (([255, 0, 0, 0, 0, 255], False), (grays, True)):
         palette = Image.new("P", (2, 2))

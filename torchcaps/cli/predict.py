@@ -134,7 +134,7 @@ def _samples(options: argparse.Namespace, trained: "Trained") -> Iterator[Sample
             yield from _texts(path, column)
     elif isinstance(trained.data, ImageData):
         for path in options.paths:
-            yield from _pictures(path, options.column or "file")
+            yield from _pictures(path, options.column or getattr(trained.data, "picture_column", "file"))
     else:
         raise BadInput(f"predictions are for pictures and texts, and {type(trained.data).__name__} has neither")
 
@@ -149,8 +149,8 @@ def _pictures(given: str, column: str) -> Iterator[Sample]:
         found = [str(file) for file in find_pictures(path)[0]]
         if not found:
             raise BadInput(f"{given}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
-    elif path.suffix.lower() in TABLES:  # relative paths start from the folder of the table
-        found = [str(path.parent / user_path(value)) for value in _column(given, column)]
+    elif path.suffix.lower() in TABLES:
+        found = _named(path.parent, _column(given, column))
     else:
         found = [given]
     for file in found:
@@ -158,6 +158,24 @@ def _pictures(given: str, column: str) -> Iterator[Sample]:
             shown = file if len(file) <= 300 else f"{file[:300]}..."
             raise BadInput(f"there is no file {shown}: give the paths of pictures, or of folders or tables of them")
         yield Sample(file, str(user_path(file)))
+
+
+def _named(folder: Path, names: list[str]) -> list[str]:
+    """Return the paths of the pictures that a table in a folder names: by paths from there, or as a training reads
+    them."""
+    from torchcaps.data.picture_lists import picture_called, pictures_by_name
+    from torchcaps.data.pictures import find_pictures
+
+    found: list[str] = []
+    by_name: dict[str, Path | None] | None = None
+    for name in names:
+        path = folder / user_path(name)
+        if not os.path.isfile(path):
+            if by_name is None:
+                by_name = pictures_by_name(folder, find_pictures(folder)[0])
+            path = picture_called(name, by_name) or path
+        found.append(str(path))
+    return found
 
 
 def _texts(given: str, column: str) -> Iterator[Sample]:

@@ -1,6 +1,7 @@
-"""Pictures of one's own, in a folder for each class."""
+"""Pictures of one's own, in a folder for each class or named by a table."""
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from statistics import median_low
@@ -11,19 +12,24 @@ import torch
 from kornia.augmentation import RandomErasing, RandomResizedCrop, RandomRotation
 from torch import Tensor, nn
 
+from torchcaps.data.copies import near_copies
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import LabeledData
 from torchcaps.data.notes import MOST_BAD, listed, say, together
+from torchcaps.data.picture_lists import EXPECTED, PictureList, pictures_in_folders, pictures_in_table
 from torchcaps.data.pictures import (
-    SUFFIXES,
     Fit,
     Header,
     PictureSet,
-    find_pictures,
-    is_hidden,
+    Reading,
+    Window,
+    any_has_color,
+    in_threads,
+    range_of,
     read_all,
     read_header,
+    window_of,
 )
 from torchcaps.data.splits import (
     FILE,
@@ -35,31 +41,31 @@ from torchcaps.data.splits import (
     check_names,
     check_shares,
     digest,
+    groups_in_two_parts,
     packed,
     read_split,
+    say_groups,
     split_by_class,
+    split_by_group,
 )
 from torchcaps.utils.arguments import Count, CountOrZero, Fraction, checked
-from torchcaps.utils.checks import counted, nearest
+from torchcaps.utils.checks import counted
 from torchcaps.utils.files import user_path, write_csv_whole
 
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 
-FOLDERS: dict[str, Part] = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
 MOST_PIXELS = 64  # side of images if none is given
-EXPECTED = "expected a folder with a folder of pictures for each class"
+FEW_LEVELS = 26  # of 256: pictures that use fewer are nearly of one gray
+FAR_FROM_SQUARE = 1.5  # sides: a third of such a picture, or more, is lost when its middle is cut out
 
 
 class ImageFolder(ImageData):
-    """Pictures of one's own, in a folder for each class:
+    """Pictures of one's own, in a folder for each class, or in one folder beside a table of names and classes:
 
         <folder>/<class>/<any>.jpg
         <folder>/train/<class>/<any>.jpg     or with folders train (or training), val (or valid, validation, dev, eval)
                                              and test (or testing), in upper or lower case
+        <folder>/<any>.jpg                   and `table`, a CSV with a column of names and a column of classes
 
     Pictures may have any size, be gray or in color, and lie in further folders within that of their class. Files are
     read when a batch needs them, so any number of them will do. Links to folders are followed. Hidden files and
@@ -69,13 +75,23 @@ class ImageFolder(ImageData):
     Without a folder `val` or `test`, the part is split off the training pictures, the same share of every class, by a
     split that depends on the names of the files alone. `write_split` writes it down, and `split` reads it again. Every
     checkpoint of `torchcaps train` holds it, by hashes of the names. A class of one or two pictures has all of them in
-    training.
+    training. With `group`, no group is in two parts; see `split_by_group`.
 
     Args:
         folder: folder of the pictures.
         size: height and width of an image; None for the median of the shorter sides of all pictures, at most 64.
-        channels: 1 for gray, 3 for color; None for color if one of the pictures has any.
+        channels: 1 for gray, 3 for color; None for color if a pixel of one of the pictures has any.
         fit: how pictures of other proportions are made square, see `read_picture`.
+        window: the numbers that become black and white in gray pictures of more than 8 bits per pixel; None for those
+            that the training pictures use, see `window_of`.
+        table: table that names the pictures and their classes, see `torchcaps.data.table.read_table`; None for a folder
+            of each class. It names a picture by its path in `folder` or by the name of its file, with or without the
+            ending.
+        picture, label: names of its columns with the pictures and with their classes.
+        group: what pictures of one group, such as a patient, have in common: "folder", the first folder within that of
+            the class; a column of the table; or a regular expression, what it matches in the name of the file without
+            its ending, or what its brackets match. "none" for no groups; with None a line says if there seem to be
+            some.
         augmentations: random changes of training images. "shift": by up to an eighth of the side; "flip": mirrored
             left to right; "rotate": by up to 15 degrees; "zoom": to a part of at least half of the area; "color":
             brightness, contrast, saturation and hue; "erase": a rectangle of up to a third of the area becomes black.
@@ -103,6 +119,11 @@ class ImageFolder(ImageData):
         size: Count | None = None,
         channels: Literal[1, 3] | None = None,
         fit: Fit = "crop",
+        window: Window | None = None,
+        table: str | None = None,
+        picture: str = "file",
+        label: str = "label",
+        group: str | None = None,
         augmentations: list[Augmentation] | None = None,
         val_share: Fraction = 0.15,
         test_share: Fraction = 0.15,
@@ -114,18 +135,21 @@ class ImageFolder(ImageData):
         shuffle_labels: bool = False,
     ) -> None:
         self.folder, self.split, self.skip_bad, self.fit = folder, split, skip_bad, fit
+        self.table, self.picture_column, self.label_column, self.group = table, picture, label, group
         self.val_share, self.test_share = val_share, test_share
+        if window is not None and not window[0] < window[1]:
+            raise ValueError(f"window must be two numbers, the smaller one first, got {window[0]:g} and {window[1]:g}")
+        self.window = window
         check_shares(val_share, test_share)
         check_names(class_names)
         self._class_names = class_names
-        self._trained_on: set[bytes] = set()  # hashes of the files
-        self._errors: dict[str, str] = {}  # of the pictures that were read
-        self._contents: dict[str, bytes] = {}  # hashes of those that can be read
+        self._readings: dict[str, Reading] = {}  # by the paths of the pictures that were read
         names = set(augmentations or ())
         if channels is None:
-            channels = 1 if all(header.is_gray for header in self._headers.values()) else 3
+            may_have_color = [self._folder / path for path, header in self._headers.items() if not header.is_gray]
+            channels = 3 if any_has_color(may_have_color) else 1
         if size is None:
-            size = min(MOST_PIXELS, median_low(header.side for header in self._headers.values()))
+            size = min(MOST_PIXELS, median_low(min(x.width, x.height) for x in self._headers.values()))
         self.shape, self.augmentations = (channels, size, size), list(augmentations or ())
         super().__init__(
             batch_size=batch_size,
@@ -154,7 +178,8 @@ class ImageFolder(ImageData):
         return {"classes": self.classes, "in_channels": self.shape[0], "image_size": self.shape[1]}
 
     def found(self) -> dict[str, Any]:
-        return {"class_names": self.names, "channels": self.shape[0], "size": self.shape[1]}
+        self._find_window()
+        return {"class_names": self.names, "channels": self.shape[0], "size": self.shape[1], "window": self.window}
 
     def prepare_data(self) -> None:
         self._say_what_is_left_out()
@@ -188,13 +213,19 @@ class ImageFolder(ImageData):
                     f"{self.folder}: left out {counted(len(new), 'picture')} that the split of {self.split} does not "
                     f"have: {listed(new)}"
                 )
+            self._check_groups(parts, f"the split of {self.split}", "set data.split to null for a new split")
             return parts
-        found = {path: self._part_of(path) for path in files}
+        found: dict[str, Part] = {path: self._listed.parts.get(path, "train") for path in files}
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
         open_parts = {part: share for part, share in shares.items() if part not in found.values()}
         pictures = [path for path in files if found[path] == "train"]
         classes = [files[path] for path in pictures]
-        found |= dict(zip(pictures, split_by_class(pictures, classes, open_parts), strict=True))
+        if groups := self._listed.groups:
+            new = split_by_group(classes, [groups[path] for path in pictures], open_parts)
+        else:
+            new = split_by_class(pictures, classes, open_parts)
+        found |= dict(zip(pictures, new, strict=True))
+        self._check_groups(found, self._folder, "move the pictures of each group into one part")
         if "test" not in found.values():
             raise DataError(f"{self.folder}: has no picture to test on: {_more(open_parts)}")
         return found
@@ -221,10 +252,9 @@ class ImageFolder(ImageData):
             if name not in labels:
                 raise DataError(f"{self.folder}: has a class {name!r}, which is none of {', '.join(labels)}")
         self._read(list(self.parts) if stage == "fit" else [path for path, of in self.parts.items() if of == part])
-        names = [path for path, of in self.parts.items() if of == part and path in self._contents]
+        names = self._readable(part)
         if not names:
             raise DataError(f"{self.folder}: the part {part!r} has no picture that can be read")
-        contents = [self._contents[path] for path in names]
         if part == "train":
             lost = {self._files[path] for path, of in self.parts.items() if of == part}
             lost -= {self._files[path] for path in names}
@@ -233,132 +263,154 @@ class ImageFolder(ImageData):
                     f"{self.folder}: no training picture of {listed(sorted(lost))} can be read: mend some, or remove "
                     "the class"
                 )
-            self._trained_on = set(contents)
-        elif both := sum(content in self._trained_on for content in contents):
-            say(f"{self.folder}: training has {both} of {counted(len(names), f'{KINDS[part]} picture')} too")
+            self._say_what_is_dark(names)
+        else:
+            self._say_what_was_trained_on(part, names)
         classes = torch.tensor([labels[self._files[path]] for path in names])
-        return PictureSet(self._folder, np.array(names), classes, self.shape, self.fit)
+        return PictureSet(self._folder, np.array(names), classes, self.shape, self.fit, self.window)
 
     def _read(self, paths: list[str]) -> None:
         """Read pictures that were not read before. All that cannot be read are one error, or are left out."""
-        paths = [path for path in paths if path not in self._contents and path not in self._errors]
-        errors, contents = read_all([self._folder / path for path in paths], self.shape, self.fit)
-        bad = {paths[index]: said for index, said in errors.items()}
+        self._find_window()
+        paths = [path for path in paths if path not in self._readings]
+        readings = read_all([self._folder / path for path in paths], self.shape, self.fit, self.window)
+        bad = {path: reading.error for path, reading in zip(paths, readings, strict=True) if reading.error}
         if bad and not self.skip_bad:
             raise DataError(f"{together([*bad.items()])}, or leave such files out by --data.skip_bad true")
         if bad:
             say(f"left out {counted(len(bad), 'picture')} that cannot be read: {listed(list(bad), MOST_BAD)}")
-        self._errors |= bad
-        self._contents |= {path: content for path, content in zip(paths, contents, strict=True) if path not in bad}
+        self._readings |= zip(paths, readings, strict=True)
+
+    def _readable(self, part: Part) -> list[str]:
+        """Return the pictures of a part that were read without an error."""
+        own = (path for path, of in self.parts.items() if of == part)
+        return [path for path in own if path in self._readings and not self._readings[path].error]
+
+    def _find_window(self) -> None:
+        """Set the window of pictures with more than 8 bits to what those of the training use."""
+        if self.window is not None or self.folder is None:
+            return
+        deep = [path for path, of in self.parts.items() if of == "train" and self._is_deep(path)]
+        ranges = in_threads(range_of, [self._folder / path for path in deep], "finding black and white")
+        if found := [pair for pair in ranges if pair is not None]:
+            self.window = window_of(found)
+            low, high = self.window
+            say(
+                f"{self.folder}: {counted(len(deep), 'training picture')} with more than 8 bits: {low:g} is black and "
+                f"{high:g} white (data.window)"
+            )
+            if len(deep) < sum(of == "train" for of in self.parts.values()):
+                say(f"{self.folder}: the other training pictures have 8 bits: 0 is black and 255 white in those")
+
+    def _is_deep(self, path: str) -> bool:
+        return (header := self._headers.get(path)) is not None and header.is_deep
+
+    def _check_groups(self, parts: Mapping[str, Part], where: Any, advice: str) -> None:
+        groups = self._listed.groups
+        if not groups:
+            return
+        if several := groups_in_two_parts([groups[path] for path in parts], parts.values()):
+            found = [f"{group} ({', '.join(of)})" for group, of in several.items()]
+            raise DataError(f"{where}: groups are in several parts: {listed(found)}: {advice}, or data.group to none")
 
     def _say_what_is_left_out(self) -> None:
-        """Say which files were not taken for pictures, and which classes are small."""
-        if beside := self._beside:
-            say(f"left out what lies in no folder of a class: {listed(beside)}")
+        """Say which files were not taken for pictures, which classes are small, and which pictures are cut."""
+        pictures = self._listed
+        if pictures.beside:
+            place = "row of the table" if self.table else "folder of a class"
+            say(f"left out what lies in no {place}: {listed(pictures.beside)}")
         if "color" in self.augmentations and self.shape[0] != 3:
             say('the augmentation "color" changes nothing: these images are gray')
-        if self._others:
-            say(f"left out {counted(len(self._others), 'file')} beside the pictures: {listed(self._others)}")
-        moving = [path for path, header in self._headers.items() if header.frames > 1]
-        if moving:
+        if pictures.others:
+            say(f"left out {counted(len(pictures.others), 'file')} beside the pictures: {listed(pictures.others)}")
+        headers = self._headers
+        if moving := [path for path, header in headers.items() if header.frames > 1]:
             say(f"took the first picture of {counted(len(moving), 'animation')}: {listed(moving)}")
+        long = [
+            path for path, x in headers.items() if max(x.width, x.height) > FAR_FROM_SQUARE * min(x.width, x.height)
+        ]
+        if self.fit == "crop" and 10 * len(long) >= len(headers):
+            say(
+                f"{counted(len(long), 'picture')} of {len(headers):,} are far from square, such as {long[0]}, and "
+                "only their middle is kept: --data.fit pad or stretch keeps all of them"
+            )
+        if self.split is None and pictures.doubt and not pictures.parts:
+            say(pictures.doubt)
+        if groups := pictures.groups:
+            paths = [*self.parts]
+            say_groups(
+                str(self.folder),
+                "picture",
+                [self._files[x] for x in paths],
+                [groups[x] for x in paths],
+                [*self.parts.values()],
+            )
         training = Counter(self._files[path] for path, part in self.parts.items() if part == "train")
         tested = {self._files[path] for path, part in self.parts.items() if part == "test"}
         if alone := [f"{name} ({training[name]})" for name in self.names if name not in tested]:
-            say(f"classes that have too few pictures to be tested: {listed(alone)}")
+            few = "pictures or groups" if pictures.groups else "pictures"
+            say(f"classes that have too few {few} to be tested: {listed(alone)}")
+
+    def _say_what_is_dark(self, names: list[str]) -> None:
+        """Say if the training pictures use few gray levels, or if nearly all of them have one gray alone."""
+        readings = [self._readings[name] for name in names]
+        least, most = min(x.least for x in readings), max(x.most for x in readings)
+        flat = [name for name, x in zip(names, readings, strict=True) if x.least == x.most]
+        if most - least < FEW_LEVELS:
+            use = f"{self.folder}: the training pictures use {most - least + 1} of 256 gray levels"
+            deep = [self._folder / name for name in names if self._is_deep(name)]
+            ranges = [pair for pair in in_threads(range_of, deep, "finding black and white") if pair is not None]
+            low, high = min((x for x, _ in ranges), default=0), max((x for _, x in ranges), default=0)
+            if low < high and self.window is not None:
+                black, white = self.window
+                use += f", as their values are {low:g} to {high:g}, and {black:g} is black and {white:g} white: "
+                say(f"{use}set --data.window {low:g} {high:g}")
+            else:
+                say(f"{use}, from {least} to {most}: a network sees little in them, unless you make them brighter")
+        elif 10 * len(flat) >= 9 * len(names):
+            say(
+                f"{self.folder}: {len(flat):,} of {counted(len(names), 'training picture')} have one gray alone, such "
+                f"as {flat[0]}"
+            )
+
+    def _say_what_was_trained_on(self, part: Part, names: list[str]) -> None:
+        """Say how many pictures of a part are training pictures too, file for file or nearly."""
+        trained = self._readable("train")
+        if not trained:
+            return
+        files = {self._readings[path].digest for path in trained}
+        others = [name for name in names if self._readings[name].digest not in files]
+        count = counted(len(names), f"{KINDS[part]} picture")
+        if len(others) < len(names):
+            say(f"{self.folder}: training has {len(names) - len(others)} of {count} too")
+        copies = near_copies(
+            [self._readings[name].thumbnail for name in others], [self._readings[name].thumbnail for name in trained]
+        )
+        if copies:
+            place, other = next(iter(copies.items()))
+            say(
+                f"{self.folder}: training has near copies of {len(copies)} of {count}, such as {others[place]} and "
+                f"{trained[other]}"
+            )
 
     @cached_property
     def _folder(self) -> Path:
         if self.folder is None:
             raise DataError(f"data.folder is missing: give --data.folder FOLDER, {EXPECTED}")
-        folder = user_path(self.folder)
-        if not folder.is_dir():
-            raise DataError(f"{folder} is not a folder: {EXPECTED}")
-        return folder
+        return user_path(self.folder)
 
     @cached_property
-    def _in_parts(self) -> list[str]:
-        """Names of the folders of parts: train, and perhaps val and test; none if the classes lie in the folder."""
-        found = [path.name for path in _folders(self._folder) if path.name.lower() in FOLDERS]
-        by_part = Counter(FOLDERS[name.lower()] for name in found)
-        if not found:
-            return []
-        if not by_part["train"]:
-            raise DataError(
-                f"{self._folder}: has {listed(found)}, and no folder train: add one with the training "
-                "pictures, or rename the folder if it is a class"
-            )
-        for part, count in by_part.items():
-            if count > 1:
-                raise DataError(f"{self._folder}: has {count} folders for the part {part!r}: expected one")
-        return found
-
-    @property
-    def _places(self) -> list[Path]:
-        """The folders that have the folders of the classes."""
-        return [self._folder / name for name in self._in_parts] or [self._folder]
-
-    @property
-    def _beside(self) -> list[str]:
-        """Folders that are no part beside those of the parts, and pictures that lie in no folder of a class."""
-        parts = self._in_parts
-        beside = [path for path in _folders(self._folder) if path.name not in parts] if parts else []
-        for place in {self._folder, *self._places}:
-            beside += (path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
-        return sorted(self._inside(path) for path in beside if not path.name.startswith("."))
-
-    def _inside(self, path: Path) -> str:
-        """Return the path of a file in the folder."""
-        return path.relative_to(self._folder).as_posix()
-
-    def _part_of(self, path: str) -> Part:
-        """Return the part whose folder a picture lies in; "train" where the folder has none."""
-        return FOLDERS[path.partition("/")[0].lower()] if self._in_parts else "train"
-
-    @cached_property
-    def _all(self) -> tuple[dict[str, str], list[str]]:
-        """Return the class of each picture by its path in the folder, and the paths of other files."""
-        files: dict[str, str] = {}
-        others: list[str] = []
-        empty: list[str] = []
-        for place in self._places:
-            for home in _folders(place):
-                pictures, rest = find_pictures(home)
-                if not pictures:
-                    empty.append(self._inside(home))
-                files |= dict.fromkeys(map(self._inside, pictures), home.name)
-                others += map(self._inside, rest)
-        if empty:
-            raise DataError(
-                f"{self._folder}: there are no pictures in {listed(empty)}: expected files that end in "
-                f"{', '.join(SUFFIXES)}"
-            )
-        trained = {name for path, name in files.items() if self._part_of(path) == "train"}
-        if unknown := {name: file for file, name in files.items() if name not in trained}:
-            name, file = next(iter(unknown.items()))
-            more = f" (and none of {listed(others)})" if (others := [*unknown][1:]) else ""
-            raise DataError(
-                f"{self._folder / file}: there is no class {name!r} in training{more}{nearest(name, trained)}"
-            )
-        if len(trained) < 2:
-            raise DataError(
-                f"{self._folder}: has pictures of {counted(len(trained), 'class', 'classes')}, two or more are needed: "
-                f"{EXPECTED}"
-                + (
-                    f"; {listed(self._in_parts)} was taken for a part: rename it if it is a class"
-                    if self._in_parts
-                    else ""
-                )
-            )
-        return files, others
+    def _listed(self) -> PictureList:
+        if self.table is None:
+            return pictures_in_folders(self._folder, self.group)
+        return pictures_in_table(
+            self._folder, self.table, self.picture_column, self.label_column, self.group, self.skip_bad
+        )
 
     @property
     def _files(self) -> dict[str, str]:
-        return self._all[0]
-
-    @property
-    def _others(self) -> list[str]:
-        return self._all[1]
+        """The class of each picture, by its path in the folder."""
+        return self._listed.classes
 
     @cached_property
     def _found_classes(self) -> list[str]:
@@ -380,12 +432,6 @@ def _change(name: str, size: int) -> nn.Module:
     if name == "zoom":
         return RandomResizedCrop((size, size), scale=(0.5, 1.0), ratio=(0.9, 1.1), p=1.0)
     return RandomErasing(scale=(0.02, 0.33), p=0.5)
-
-
-def _folders(place: Path) -> list[Path]:
-    """Return the folders in a place, without hidden ones and without runs of this recipe, which have figures."""
-    inside = (path for path in place.iterdir() if path.is_dir() and not is_hidden(path.name))
-    return sorted(path for path in inside if not (path / "own" / "images").is_dir())
 
 
 def _natural(name: str) -> tuple[int, int, str]:

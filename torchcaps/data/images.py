@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate, pad
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
 from torchcaps.data.notes import together
-from torchcaps.data.pictures import Fit, read_picture
+from torchcaps.data.pictures import Fit, Window, read_picture
 from torchcaps.utils.arguments import Count, CountOrZero, Range, check_input, checked
 from torchcaps.utils.checks import check_choice, counted
 
@@ -83,6 +83,7 @@ class ImageData(LabeledData):
     shape: tuple[int, int, int]
     stored_shape: tuple[int, int, int] | None = None  # of an image from the loaders; None: `shape`
     fit: Fit = "crop"  # how `picture` makes a picture of other proportions fit
+    window: Window | None = None  # what is black and white in a picture of more than 8 bits
     padding = "constant"  # how `shift` fills gaps: "constant" with zeros, "replicate" with the image's edge
 
     @checked
@@ -168,7 +169,7 @@ class ImageData(LabeledData):
     @checked
     def picture(self, path: Path) -> Tensor:
         """Read a picture file as an image of these data, bytes `(c, h, w)`; `center` makes a network's input of it."""
-        return read_picture(path, self.stored_shape or self.shape, self.fit)
+        return read_picture(path, self.stored_shape or self.shape, self.fit, self.window)
 
     @checked
     def pictures(self, paths: Sequence[Path], skipped: list[str] | None = None) -> dict[int, Tensor]:

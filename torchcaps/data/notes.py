@@ -12,10 +12,15 @@ MOST_BAD = 20  # files and rows that cannot be used, and are named in a line
 _said: set[str] = set()
 
 
-def say(line: str) -> None:
-    """Print a note, once in a process. Of several processes only the first prints it."""
-    if line not in _said and not getattr(rank_zero_only, "rank", 0):
-        _said.add(line)
+def say(line: str, once: str | None = None) -> None:
+    """Print a note, once in a process. Of several processes only the first prints it.
+
+    Args:
+        line: the note.
+        once: what is said once, by whichever line comes first; None for the line itself.
+    """
+    if (once or line) not in _said and not getattr(rank_zero_only, "rank", 0):
+        _said.add(once or line)
         print(f"torchcaps: {line}", file=sys.stderr)
 
 

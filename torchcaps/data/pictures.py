@@ -3,11 +3,12 @@
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import Batch, LabeledSet
-from torchcaps.data.notes import progress_bar
+from torchcaps.data.notes import progress_bar, say
 from torchcaps.utils.arguments import Count, checked
 from torchcaps.utils.checks import counted
 
+R = TypeVar("R")
 Fit = Literal["crop", "pad", "stretch"]
+Window = tuple[float, float]  # the numbers that become black and white, of pixels with more than 8 bits
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -29,7 +32,8 @@ OF_SYSTEMS = (
     *("@eaDir", "#recycle", "@Recycle", "@__thumb", "__MACOSX"),
     *("$RECYCLE.BIN", "System Volume Information", "lost+found"),
 )
-BITS_PER_SAMPLE = 258  # a tag of TIFF
+ENOUGH = 256  # pixels of a side in which colors are looked for
+THUMBNAIL = 16  # side of the small gray picture by which near copies are found
 GRAY_MODES = ("1", "L", "LA", "La")
 TURNS = {  # what makes a picture upright, by its orientation in EXIF
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -43,73 +47,127 @@ TURNS = {  # what makes a picture upright, by its orientation in EXIF
 
 
 @checked
-def read_picture(path: Path, shape: tuple[Count, Count, Count], fit: Fit = "stretch") -> Tensor:
+def read_picture(
+    path: Path, shape: tuple[Count, Count, Count], fit: Fit = "stretch", window: Window | None = None
+) -> Tensor:
     """Read a picture file as an image `(channels, height, width)` of bytes.
 
     A photograph is turned as its metadata (EXIF) says. Transparent parts become white. Of an animation, the first
-    picture counts. 16 bits per pixel become 8.
+    picture counts.
 
     Args:
         path: file in one of the formats `FORMATS`.
         shape: channels (1 for gray, 3 for color), height and width.
         fit: how a picture of other proportions gets this shape: "crop" keeps its middle, "pad" adds edges in the color
             of its border, "stretch" changes its proportions.
+        window: the numbers that become black and white in a gray picture of more than 8 bits per pixel. If a picture
+            has others beyond them, a line says so. None for what the picture itself uses: 0 and the largest number of
+            the bits that its values have, at least 8; or its smallest and largest value if some are negative or no
+            integers.
 
     Raises:
         DataError: the file cannot be read, or is not a picture.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of damaged metadata
-        return _read(path, shape, fit)
+        return _as_tensor(_read(path, shape, fit, window))
 
 
-def _read(path: Path, shape: tuple[int, int, int], fit: Fit) -> Tensor:
+def _read(path: Path, shape: tuple[int, int, int], fit: Fit, window: Window | None) -> Image.Image:
     """Read a picture file, see `read_picture`. Filters of warnings, which all threads share, stay as they are."""
     channels, height, width = shape
     if channels not in (1, 3):
         raise DataError(f"{path}: pictures have 1 or 3 channels, and the network takes images of {channels}")
     size, pillow_filter = (width, height), Image.Resampling.BICUBIC
+    with _opened(path, 4 * max(size)) as picture:
+        upright = _eight_bits(picture, window, path).convert("L" if channels == 1 else "RGB")
+        # Not by exif_transpose, which also writes the EXIF anew, and cannot if one of its tags is of a wrong type.
+        if (orientation := picture.getexif().get(0x0112)) in TURNS:
+            upright = upright.transpose(TURNS[orientation])
+        if fit == "crop":
+            return ImageOps.fit(upright, size, pillow_filter)
+        if fit == "stretch":
+            return upright.resize(size, pillow_filter)
+        # As in ImageOps.pad, but that rounds the side of a narrow picture to 0.
+        if (ratio := upright.width / upright.height) > width / height:
+            inner = width, max(1, round(upright.height / upright.width * width))
+        else:
+            inner = max(1, round(ratio * height)), height
+        fitted = Image.new(upright.mode, size, _border(upright))
+        place = round((width - inner[0]) / 2), round((height - inner[1]) / 2)
+        fitted.paste(upright.resize(inner, pillow_filter), place)
+        return fitted
+
+
+@contextmanager
+def _opened(path: Path, side: int) -> Iterator[Image.Image]:
+    """Within this context a picture is open, and its pixels are read; a large JPEG only at a fraction of its size, with
+    at least `side` pixels to each side. What goes wrong with it is a DataError."""
     try:
         with Image.open(path, formats=FORMATS) as picture:
-            picture.draft(None, (4 * max(size), 4 * max(size)))  # a large JPEG is decoded at a fraction of its size
+            picture.draft(None, (side, side))
             picture.load()  # the EXIF of a PNG may be behind its pixels; a TIFF is turned already
-            upright = _eight_bits(picture).convert("L" if channels == 1 else "RGB")
-            # Not by exif_transpose, which also writes the EXIF anew, and cannot if one of its tags is of a wrong type.
-            if (orientation := picture.getexif().get(0x0112)) in TURNS:
-                upright = upright.transpose(TURNS[orientation])
-        if fit == "crop":
-            fitted = ImageOps.fit(upright, size, pillow_filter)
-        elif fit == "pad":
-            # As in ImageOps.pad, but that rounds the side of a narrow picture to 0.
-            if (ratio := upright.width / upright.height) > width / height:
-                inner = width, max(1, round(upright.height / upright.width * width))
-            else:
-                inner = max(1, round(ratio * height)), height
-            fitted = Image.new(upright.mode, size, _border(upright))
-            place = round((width - inner[0]) / 2), round((height - inner[1]) / 2)
-            fitted.paste(upright.resize(inner, pillow_filter), place)
-        else:
-            fitted = upright.resize(size, pillow_filter)
+            yield picture
     except Exception as error:  # damaged bytes make Pillow raise errors of many types
         reason = "" if isinstance(error, UnidentifiedImageError) else f" ({' '.join(str(error).split())})"
         raise DataError(f"{path} is not a picture that can be read{reason}: give a PNG or JPEG file") from None
-    pixels = torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8)
-    return pixels.view(height, width, channels).movedim(-1, 0)
 
 
-def _eight_bits(picture: Image.Image) -> Image.Image:
+def _as_tensor(picture: Image.Image) -> Tensor:
+    pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+    return pixels.view(picture.height, picture.width, len(picture.getbands())).movedim(-1, 0)
+
+
+def _eight_bits(picture: Image.Image, window: Window | None, path: Path) -> Image.Image:
     """Return a picture without transparency and with 8 bits per channel."""
-    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
-        tags = getattr(picture, "tag_v2", {})  # of a TIFF, whose pixels may have 10 to 16 bits
-        bits = max(tags.get(BITS_PER_SAMPLE, (16,)))
-        pixels = np.asarray(picture).clip(0, 2**bits - 1) >> (bits - 8)
-        return Image.fromarray(pixels.astype(np.uint8))  # or Pillow clips at 255
-    if picture.mode in ("F", "I"):
-        kind = "floating-point numbers" if picture.mode == "F" else "signed or 32-bit integers"
-        raise ValueError(f"its pixels are {kind}, whose range is not known")
+    if _is_deep(picture.mode):
+        pixels = np.asarray(picture)
+        least, most = _range(pixels)
+        low, high = window or _window_of_bits(least, most)
+        if window is None:
+            say(
+                f"{path}: has more than 8 bits per pixel, and nothing says which numbers are black and white: took "
+                f"{low:g} and {high:g} for it, and for others what they use",
+                once="depth",
+            )
+        elif max(most - high, low - least) >= (high - low) / 255:
+            say(
+                f"{path}: has values from {least:g} to {most:g}, and data.window is {low:g} to {high:g}: what is "
+                "beyond becomes black or white, in other pictures too",
+                once="beyond",
+            )
+        scaled = (np.nan_to_num(pixels.astype(np.float32), nan=low) - low) * (255 / (high - low))
+        return Image.fromarray(scaled.clip(0, 255).round().astype(np.uint8))
     if picture.has_transparency_data:
         return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
     return picture
+
+
+def _is_deep(mode: str) -> bool:
+    """Return whether pictures of a mode of Pillow are gray with more than 8 bits per pixel."""
+    return mode == "F" or mode.startswith("I")
+
+
+def _range(pixels: np.ndarray) -> tuple[float, float]:
+    """Return the smallest and the largest value of pixels, ints or floats as they are."""
+    finite = pixels if np.issubdtype(pixels.dtype, np.integer) else pixels[np.isfinite(pixels)]
+    least, most = (finite.min().item(), finite.max().item()) if finite.size else (0, 0)
+    return least, most
+
+
+def window_of(ranges: Sequence[tuple[float, float]]) -> Window:
+    """Return the numbers that become black and white in pictures with these smallest and largest values: the smallest
+    and the largest of all. Not 0 and a power of 2, between which pictures may use few of the 256 gray levels."""
+    least, most = min(low for low, _ in ranges), max(high for _, high in ranges)
+    return (least, most) if most > least else (least, least + 1)
+
+
+def _window_of_bits(least: float, most: float) -> Window:
+    """Return what is black and white in one picture, of which nothing else is known, by its smallest and largest value:
+    0 and the largest number of the bits that it uses; the values themselves if some are negative or no integers."""
+    if least >= 0 and isinstance(most, int):
+        return 0, 2 ** max(8, most.bit_length()) - 1
+    return window_of([(least, most)])
 
 
 def _border(picture: Image.Image) -> Any:
@@ -125,13 +183,16 @@ class Header:
     """What the beginning of a picture file says.
 
     Args:
-        side: length of its shorter side.
-        is_gray: whether its pixels have no color.
+        width, height: its size.
+        is_gray: whether its pixels have no color by the kind of file; those of a color file may have none either.
+        is_deep: whether they have more than 8 bits.
         frames: number of its pictures; more than 1 for an animation.
     """
 
-    side: int
+    width: int
+    height: int
     is_gray: bool
+    is_deep: bool
     frames: int
 
 
@@ -141,13 +202,14 @@ def read_header(path: Path) -> Header | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(path, formats=FORMATS) as picture:
-                is_gray = picture.mode in GRAY_MODES or picture.mode.startswith("I")
+                is_deep = _is_deep(picture.mode)
+                is_gray = is_deep or picture.mode in GRAY_MODES
                 # MPO: a photograph with a preview beside it.
                 frames = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
                 if palette := picture.getpalette() if picture.mode == "P" else None:
                     colors = np.array(palette).reshape(-1, 3)  # the colors of a palette may all be gray
                     is_gray = bool((colors == colors[:, :1]).all())
-                return Header(min(picture.size), is_gray, frames)
+                return Header(*picture.size, is_gray, is_deep, frames)
     except Exception:  # damaged bytes make Pillow raise errors of many types
         return None
 
@@ -185,27 +247,66 @@ def is_hidden(folder: str) -> bool:
     return folder.startswith(".") or folder in OF_SYSTEMS
 
 
-def read_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: Fit) -> tuple[dict[int, str], list[bytes]]:
-    """Read all pictures.
+def any_has_color(paths: Sequence[Path]) -> bool:
+    """Return whether a pixel of one of the pictures is not gray. Most often the first picture tells."""
 
-    Returns:
-        An error of one line for each picture that cannot be read, by its index; and a hash of each file.
-    """
-
-    def check(path: Path) -> tuple[str | None, bytes]:
+    def has_color(path: Path) -> bool:
         try:
-            _read(path, shape, fit)
-            with path.open("rb") as file:
-                return None, hashlib.file_digest(file, "sha256").digest()
-        except DataError as error:
-            return str(error), b""
+            with _opened(path, ENOUGH) as picture:
+                pixels = np.asarray(_eight_bits(picture, None, path).convert("RGB"))
+        except DataError:
+            return False
+        return bool((pixels != pixels[..., :1]).any())
 
-    # Pillow decodes without Python's lock.
+    return any(
+        any(in_threads(has_color, paths[first : first + 64], "looking for colors"))
+        for first in range(0, len(paths), 64)
+    )
+
+
+def range_of(path: Path) -> tuple[float, float] | None:
+    """Return the smallest and the largest value of a picture's pixels; None if it cannot be read."""
+    try:
+        with _opened(path, ENOUGH) as picture:
+            return _range(np.asarray(picture))
+    except DataError:
+        return None
+
+
+class Reading(NamedTuple):
+    """What is known of a picture file after it was read: an error of one line, or "", a hash of the file, and a small
+    gray picture, THUMBNAIL x THUMBNAIL bytes; its smallest and largest value are those of the image."""
+
+    error: str
+    digest: bytes
+    thumbnail: bytes
+    least: int
+    most: int
+
+
+def read_all(
+    paths: Sequence[Path], shape: tuple[int, int, int], fit: Fit, window: Window | None = None
+) -> list[Reading]:
+    """Read all pictures once, see `read_picture`."""
+
+    def check(path: Path) -> Reading:
+        try:
+            gray = _read(path, shape, fit, window).convert("L")
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").digest()
+        except DataError as error:
+            return Reading(str(error), b"", b"", 0, 0)
+        small = gray.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
+        return Reading("", digest, small.tobytes(), *gray.getextrema())
+
+    return in_threads(check, paths, f"reading {counted(len(paths), 'picture')}")
+
+
+def in_threads(function: Callable[[Path], R], paths: Sequence[Path], description: str) -> list[R]:
+    """Call a function for each picture file, with a progress bar. Pillow decodes without Python's lock."""
     with warnings.catch_warnings(), ThreadPoolExecutor(2) as threads, progress_bar() as progress:
         warnings.simplefilter("ignore")
-        found = threads.map(check, paths)
-        results = list(progress.track(found, len(paths), description=f"reading {counted(len(paths), 'picture')}"))
-    return {index: said for index, (said, _) in enumerate(results) if said}, [digest for _, digest in results]
+        return list(progress.track(threads.map(function, paths), len(paths), description=description))
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +319,7 @@ class PictureSet(LabeledSet):
         labels: labels (n,) int64.
         shape: channels, height and width of an image.
         fit: how a picture gets this shape.
+        window: numbers that are black and white in pictures of more than 8 bits per pixel.
     """
 
     folder: Path
@@ -225,9 +327,11 @@ class PictureSet(LabeledSet):
     labels: Tensor
     shape: tuple[int, int, int]
     fit: Fit
+    window: Window | None = None
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        images = [read_picture(self.folder / self.names[index], self.shape, self.fit) for index in indices]
+        files = (self.folder / self.names[index] for index in indices)
+        images = [read_picture(file, self.shape, self.fit, self.window) for file in files]
         return torch.stack(images), self.labels[indices]
 
     def subset(self, indices: np.ndarray) -> Self:

@@ -3,7 +3,8 @@
 import hashlib
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import listed, say
 from torchcaps.data.table import read_table
+from torchcaps.utils.checks import counted
 from torchcaps.utils.files import user_path
 
 Part = Literal["train", "val", "test"]
@@ -163,6 +165,86 @@ def split_by_class(keys: Sequence[str], classes: Sequence[str], shares: Mapping[
                 parts[members[place]] = part
             order = order[count:]
     return parts
+
+
+def split_by_group(classes: Sequence[str], groups: Sequence[str], shares: Mapping[Part, float]) -> list[Part]:
+    """Split samples into parts with about the same share of every class, and no group, such as a patient, in two.
+
+    The largest groups come first. A group goes to training if one of its classes is not there yet. Otherwise it goes
+    to a part that needs one of the last groups of a class, or to the part that lacks most of the group's classes. A
+    class in one group is therefore in training only, one in two groups in training and in the test, and one in three
+    groups in all parts. The split depends on the names of the groups and on their classes alone.
+
+    Args:
+        classes: class of each sample.
+        groups: group of each sample.
+        shares: share of each part that is split off; the rest is for training.
+
+    Returns:
+        The part of each sample.
+    """
+    counts: dict[str, Counter[str]] = {}
+    for name, group in zip(classes, groups, strict=True):
+        counts.setdefault(group, Counter())[name] += 1
+    totals, left = Counter(classes), Counter(name for of_group in counts.values() for name in of_group)
+    wanted: dict[Part, float] = {"train": 1 - sum(shares.values())}
+    wanted |= {part: shares[part] for part in ("test", "val") if shares.get(part)}
+    missing = {part: {name: share * total for name, total in totals.items()} for part, share in wanted.items()}
+    has: dict[Part, set[str]] = {part: set() for part in wanted}
+    parts: dict[str, Part] = {}
+    for group in sorted(counts, key=lambda group: (-counts[group].total(), digest(group))):
+        of_group = counts[group]
+        without = {name: [part for part in wanted if name not in has[part]] for name in of_group}
+        urgent = [without[name][0] for name in of_group if without[name] and left[name] <= len(without[name])]
+        if any("train" in without[name] for name in of_group):
+            part: Part = "train"
+        elif urgent:
+            part = urgent[0]
+        else:
+            lack = {
+                part: sum(count * missing[part][name] / totals[name] ** 2 for name, count in of_group.items())
+                for part in wanted
+            }
+            part = max(lack, key=lack.__getitem__)
+        parts[group] = part
+        has[part] |= of_group.keys()
+        for name, count in of_group.items():
+            missing[part][name] -= count
+            left[name] -= 1
+    return [parts[group] for group in groups]
+
+
+def groups_in_two_parts(groups: Iterable[str], parts: Iterable[Part]) -> dict[str, list[Part]]:
+    """Return the groups whose samples are in several parts, with these."""
+    found: dict[str, set[Part]] = {}
+    for group, part in zip(groups, parts, strict=True):
+        found.setdefault(group, set()).add(part)
+    return {group: sorted(of, key=PARTS.index) for group, of in found.items() if len(of) > 1}
+
+
+def say_groups(where: str, kind: str, classes: Sequence[str], groups: Sequence[str], parts: Sequence[Part]) -> None:
+    """Say how many groups each part has, and which classes and groups make the split uneven.
+
+    Args:
+        where: folder or file of the samples.
+        kind: what a sample is called, such as "picture".
+        classes, groups, parts: those of each sample.
+    """
+    sizes, of_part = Counter(groups), dict(zip(groups, parts, strict=True))
+    of_class: dict[str, set[str]] = {}
+    for name, group in zip(classes, groups, strict=True):
+        of_class.setdefault(name, set()).add(group)
+    each = Counter(of_part.values())
+    say(f"{where}: {counted(len(sizes), 'group')}: " + ", ".join(f"{each[of]} in {KINDS[of]}" for of in KINDS))
+    alone = [f"{name} ({next(iter(found))})" for name, found in of_class.items() if len(found) == 1]
+    if alone:
+        say(f"{where}: classes with one group cannot be split, and are in one part alone: {listed(alone)}")
+    largest, size = sizes.most_common(1)[0]
+    if 2 * size > len(groups):
+        say(
+            f"{where}: the group {largest} has {size:,} of {counted(len(groups), kind)}, which are all in "
+            f"{KINDS[of_part[largest]]}"
+        )
 
 
 def check_names(names: list[str] | None) -> None:

@@ -1,5 +1,6 @@
 """Overrides, such as `--trainer.max_epochs 5`, which change values of a recipe."""
 
+import itertools
 import re
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ class Override(NamedTuple):
 
 
 def read_overrides(tokens: list[str]) -> list[Override]:
-    """Read options of the forms `--NAME VALUE`, `--NAME=VALUE` and `--NAME+=VALUE`.
+    """Read options of the forms `--NAME VALUE`, `--NAME=VALUE` and `--NAME+=VALUE`. Several numbers are a list.
 
     Raises:
         ValueError: a token is no such option; the message says how it is given.
@@ -51,9 +52,17 @@ def read_overrides(tokens: list[str]) -> list[Override]:
                 raise ValueError(f"{name} has no value: give it as {name} VALUE")
             value = rest.pop(0)
             token = f"{name} {value}"
+            if is_number(value) and rest and is_number(rest[0]):
+                numbers = [value, *itertools.takewhile(is_number, rest)]
+                del rest[: len(numbers) - 1]
+                token, value = f"{name} {' '.join(numbers)}", f"[{', '.join(numbers)}]"
         path = name.removeprefix("--").removesuffix("+").split(".")
         overrides.append(Override(tuple(path), value, name.endswith("+"), token))
     return overrides
+
+
+def is_number(text: str) -> bool:
+    return re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text, re.I) is not None
 
 
 def with_override(values: Any, override: Override, names: Names) -> Any:

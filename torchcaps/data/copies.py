@@ -1,0 +1,40 @@
+"""Near copies among pictures: the same one in another size, quality, brightness or contrast."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+SAME = 0.999  # least correlation of two small gray pictures that show the same; other pictures of a scene have less
+LEAST_CONTRAST = 4.0  # standard deviation of the bytes; of pictures with less, rounding decides
+CHUNK = 4096  # pictures that are compared at once
+
+
+def near_copies(thumbnails: Sequence[bytes], others: Sequence[bytes]) -> dict[int, int]:
+    """Return the place of the most similar other picture, by the places of the pictures that are its near copies.
+
+    Small gray pictures are compared by the correlation of their bytes. A picture that is nearly of one gray has no
+    copies.
+
+    Args:
+        thumbnails, others: small gray pictures of one size, see `torchcaps.data.pictures.Reading`.
+    """
+    best = np.full(len(thumbnails), SAME, np.float32)
+    found: dict[int, int] = {}
+    for first, some in _standardized(thumbnails):
+        for place, among in _standardized(others):
+            similarity = some @ among.T
+            nearest = similarity.argmax(1)
+            for row in np.flatnonzero(similarity.max(1) > best[first : first + len(some)]).tolist():
+                best[first + row] = similarity[row, nearest[row]]
+                found[first + row] = place + int(nearest[row])
+    return found
+
+
+def _standardized(thumbnails: Sequence[bytes]) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield some pictures at a time, with a mean of 0 and a norm of 1, and the place of the first of them."""
+    for first in range(0, len(thumbnails), CHUNK):
+        some = b"".join(thumbnails[first : first + CHUNK])
+        pixels = np.frombuffer(some, np.uint8).reshape(-1, len(thumbnails[0])).astype(np.float32)
+        pixels -= pixels.mean(1, keepdims=True)
+        deviation = pixels.std(1, keepdims=True)
+        yield first, (deviation >= LEAST_CONTRAST) * pixels / (deviation.clip(1e-6) * pixels.shape[1] ** 0.5)

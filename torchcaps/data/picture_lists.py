@@ -1,0 +1,308 @@
+"""Which pictures of one's own there are, with their classes and groups: in a folder for each class, or in a table."""
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from torchcaps.data.files import DataError
+from torchcaps.data.notes import MOST_BAD, listed, say
+from torchcaps.data.pictures import SUFFIXES, find_pictures, is_hidden
+from torchcaps.data.splits import Part
+from torchcaps.data.table import Table, read_table
+from torchcaps.utils.checks import counted, nearest
+
+FOLDERS: dict[str, Part] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+EXPECTED = "expected a folder with a folder of pictures for each class"
+FOLDER, NONE = "folder", "none"  # values of `group` that are no pattern and no column
+# Patterns for what names of pictures of one object share: all but their last word, or but a letter behind a number.
+STEMS = (r"(.+)[ _-]", r"(.*\d)[a-zA-Z]$")
+OF_GROUPS = re.compile(
+    r"(^|[ _-])(id|patient|subject|case|lesion|person|animal|slide|group)s?($|[ _-])|[a-z]I[Dd]$", re.I
+)
+
+
+class PictureList(NamedTuple):
+    """Pictures that were found.
+
+    Fields:
+        classes: the class of each picture, by its path in the folder.
+        parts: the part in whose folder it lies; empty if the folder has no folders of parts.
+        groups: its group, such as a patient; empty if there are no groups.
+        others: paths of files that were not taken for pictures.
+        beside: paths of what lies in no folder of a class, or in no row of the table.
+        doubt: a line about pictures that seem to belong together although there are no groups; "" for none.
+    """
+
+    classes: dict[str, str]
+    parts: dict[str, Part]
+    groups: dict[str, str]
+    others: list[str]
+    beside: list[str]
+    doubt: str
+
+
+def pictures_in_folders(folder: Path, group: str | None = None) -> PictureList:
+    """Find the pictures of a folder that has a folder for each class, perhaps within folders of parts.
+
+    Args:
+        folder: the folder.
+        group: see `ImageFolder`.
+
+    Raises:
+        DataError: there is no such folder, or its folders are no classes and parts.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: {EXPECTED}")
+    places = _folders_of_parts(folder)
+
+    def inside(path: Path) -> str:
+        return path.relative_to(folder).as_posix()
+
+    classes: dict[str, str] = {}
+    parts: dict[str, Part] = {}
+    in_class: dict[str, PurePath] = {}  # paths in the folder of the class
+    others: list[str] = []
+    empty: list[str] = []
+    for place in places or [folder]:
+        for home in _folders(place):
+            pictures, rest = find_pictures(home)
+            others += map(inside, rest)
+            if not pictures:
+                empty.append(inside(home))
+            for path in pictures:
+                classes[inside(path)] = home.name
+                in_class[inside(path)] = path.relative_to(home)
+                if places:
+                    parts[inside(path)] = FOLDERS[place.name.lower()]
+    if empty:
+        raise DataError(
+            f"{folder}: there are no pictures in {listed(empty)}: expected files that end in {', '.join(SUFFIXES)}"
+        )
+    _check_classes(folder, classes, parts, [place.name for place in places])
+    beside = [path for path in _folders(folder) if path not in places] if places else []
+    for place in {folder, *places}:
+        beside += (path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+    left_out = sorted(inside(path) for path in beside if not path.name.startswith("."))
+    groups = _groups_of(in_class, group, folder)
+    doubt = _doubt(folder, in_class, classes) if group is None else ""
+    return PictureList(classes, parts, groups, others, left_out, doubt)
+
+
+def pictures_in_table(
+    folder: Path, name: str, picture: str, label: str, group: str | None = None, skip_bad: bool = False
+) -> PictureList:
+    """Find the pictures of a folder that a table names.
+
+    Args:
+        folder: the folder; pictures may lie in further folders within it.
+        name: path of the table.
+        picture, label: names of its columns with the pictures and with their classes.
+        group: see `ImageFolder`.
+        skip_bad: whether rows without a picture or a class are left out. Otherwise they are an error.
+
+    Raises:
+        DataError: the table cannot be used; the one line says which line of it and why.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: expected the folder of the pictures that {name} names")
+    table = read_table(name)
+    table.check_column(picture, "data.picture")
+    table.check_column(label, "data.label")
+    pictures, others = find_pictures(folder)
+    by_name = pictures_by_name(folder, pictures)
+    classes: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    bad: list[str] = []
+    for line, values in table.rows:
+        text, of_class = values[picture].strip(), values[label].strip()
+        if not text or not of_class:
+            bad.append(f"line {line}: {picture if not text else label} is empty")
+        elif (path := picture_called(text, by_name)) is None:
+            bad.append(f"line {line}: no picture, or more than one, is called {text[:100]!r}")
+        elif classes.setdefault(key := path.relative_to(folder).as_posix(), of_class) != of_class:
+            raise DataError(
+                f"{name} line {line}: {text} is {of_class!r}, and {classes[key]!r} in line {lines[key]}: give each "
+                "picture one class"
+            )
+        else:
+            lines.setdefault(key, line)
+    if len(bad) == len(table.rows):
+        raise DataError(
+            f"{name}: names no picture in {folder} by its column {picture!r} ({bad[0]}): set data.picture to the "
+            "column of the files, or data.folder to their folder"
+        )
+    if bad and not skip_bad:
+        raise DataError(f"{name} {listed(bad, MOST_BAD)}: mend such rows, or leave them out by --data.skip_bad true")
+    if bad:
+        say(f"{name}: left out {counted(len(bad), 'row')}: {listed(bad, MOST_BAD)}")
+    if len(set(classes.values())) < 2:
+        raise DataError(
+            f"{name}: all pictures have the class {next(iter(classes.values()))!r} in column {label!r}: at least two "
+            "classes are needed"
+        )
+    if len(set(classes.values())) == len(classes):
+        raise DataError(
+            f"{name}: every picture has another class in column {label!r}: set data.label to the column of the classes"
+        )
+    beside = [path for path in (found.relative_to(folder).as_posix() for found in pictures) if path not in classes]
+    inside: dict[str, PurePath] = {path: PurePath(path) for path in classes}
+    if group in table.columns:
+        rows = {row.line: row.values for row in table.rows}
+        groups = {path: rows[line][group].strip() for path, line in lines.items()}
+        if empty := [f"line {lines[path]}" for path, found in groups.items() if not found]:
+            raise DataError(f"{name} {listed(empty, MOST_BAD)}: {group} is empty: fill it in")
+        _check_groups(folder, groups, group)
+    else:
+        groups = _groups_of(inside, group, folder, table.columns)
+    doubt = ""
+    if group is None:
+        doubt = _doubt_of_columns(table, {picture, label}) or _doubt(folder, inside, classes)
+    return PictureList(classes, {}, groups, [str(path) for path in others], beside, doubt)
+
+
+def pictures_by_name(folder: Path, pictures: Sequence[Path]) -> dict[str, Path | None]:
+    """Return pictures by the names that a table may give them: the whole path, the path in the folder, the name of the
+    file, and both without the ending. A name that several pictures have leads to None."""
+    ways: list[Callable[[Path], str]] = [
+        lambda path: path.as_posix(),
+        lambda path: path.relative_to(folder).as_posix(),
+        lambda path: path.relative_to(folder).with_suffix("").as_posix(),
+        lambda path: path.name,
+        lambda path: path.stem,
+    ]
+    found: dict[str, Path | None] = {}
+    for way in ways:
+        names = Counter(map(way, pictures))
+        new = {way(path): path if names[way(path)] == 1 else None for path in pictures}
+        found = new | found
+    return found
+
+
+def picture_called(name: str, by_name: Mapping[str, Path | None]) -> Path | None:
+    """Return the one picture that a table means by a name, perhaps written as on Windows; None if there is none."""
+    return by_name.get(PurePath(name.replace("\\", "/")).as_posix())
+
+
+def _folders_of_parts(folder: Path) -> list[Path]:
+    """Return the folders of parts: train, and perhaps val and test; none if the classes lie in the folder."""
+    found = [path for path in _folders(folder) if path.name.lower() in FOLDERS]
+    by_part = Counter(FOLDERS[path.name.lower()] for path in found)
+    if found and not by_part["train"]:
+        raise DataError(
+            f"{folder}: has {listed([path.name for path in found])}, and no folder train: add one with the training "
+            "pictures, or rename the folder if it is a class"
+        )
+    for part, count in by_part.items():
+        if count > 1:
+            raise DataError(f"{folder}: has {count} folders for the part {part!r}: expected one")
+    return found
+
+
+def _folders(place: Path) -> list[Path]:
+    """Return the folders in a place, without hidden ones and without runs of this recipe, which have figures."""
+    inside = (path for path in place.iterdir() if path.is_dir() and not is_hidden(path.name))
+    return sorted(path for path in inside if not (path / "own" / "images").is_dir())
+
+
+def _check_classes(folder: Path, classes: Mapping[str, str], parts: Mapping[str, Part], in_parts: list[str]) -> None:
+    """Check that there are two or more classes, all of them in training."""
+    trained = {name for path, name in classes.items() if parts.get(path, "train") == "train"}
+    if unknown := {name: path for path, name in classes.items() if name not in trained}:
+        name, file = next(iter(unknown.items()))
+        more = f" (and none of {listed(others)})" if (others := [*unknown][1:]) else ""
+        raise DataError(f"{folder / file}: there is no class {name!r} in training{more}{nearest(name, trained)}")
+    if len(trained) < 2:
+        a_part = f"; {listed(in_parts)} was taken for a part: rename it if it is a class" if in_parts else ""
+        raise DataError(
+            f"{folder}: has pictures of {counted(len(trained), 'class', 'classes')}, two or more are needed: "
+            f"{EXPECTED}{a_part}"
+        )
+
+
+def _groups_of(
+    paths: Mapping[str, PurePath], group: str | None, folder: Path, columns: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return the group of each picture.
+
+    Args:
+        paths: paths in the folder of the class, by the paths in the folder of the pictures.
+        group: see `ImageFolder`; no column.
+        folder: folder of the pictures.
+        columns: columns of the table that names the pictures.
+    """
+    if group is None or group == NONE:
+        return {}
+    others = f"{FOLDER}, {NONE}, a column of the table ({listed([*columns], 20)})" if columns else f"{FOLDER}, {NONE}"
+    try:
+        groups = {path: found for path, inside in paths.items() if (found := _group_of(inside, group))}
+    except re.error as error:
+        raise DataError(
+            f"data.group {group!r} is no pattern ({error}): expected {others} or a regular expression"
+        ) from None
+    if not groups:
+        where = "there are no folders in those of the classes" if group == FOLDER else "no name of a file has it"
+        raise DataError(f"{folder}: data.group is {group!r}, and {where}: set it to {others} or a regular expression")
+    if alone := [path for path in paths if path not in groups]:
+        say(f"{folder}: without a group, and so a group of its own: {listed(alone)}")
+    groups |= {path: path for path in alone}
+    _check_groups(folder, groups, group)
+    return groups
+
+
+def _group_of(inside: PurePath, group: str) -> str | None:
+    """Return the group of a picture by its path in the folder of its class: what the pattern's brackets match in the
+    name without its ending, or the first folder."""
+    if group == FOLDER:
+        return inside.parts[0] if len(inside.parts) > 1 else None
+    match = re.search(group, inside.stem)
+    return match and match[match.lastindex or 0]
+
+
+def _check_groups(folder: Path, groups: Mapping[str, str], group: str) -> None:
+    if len(found := set(groups.values())) < 2:
+        raise DataError(
+            f"{folder}: by data.group {group!r} all pictures are of one group, {found.pop()!r}: set another"
+        )
+
+
+def _doubt(folder: Path, paths: Mapping[str, PurePath], classes: Mapping[str, str]) -> str:
+    """Return a line if pictures of a class seem to show the same patients or objects, by their folders or names."""
+    for group in (FOLDER, *STEMS):
+        members: dict[tuple[str, str], list[str]] = {}
+        for path, inside in paths.items():
+            if found := _group_of(inside, group):
+                members.setdefault((classes[path], found), []).append(path)
+        several = {key: of_group for key, of_group in members.items() if len(of_group) > 1}
+        # A class with one such folder or stem has a name for all of its pictures.
+        named = 2 * len({name for name, _ in several}) > len(several)
+        if len(several) < 3 or named or 2 * sum(map(len, several.values())) < len(paths):
+            continue
+        first = next(iter(several.values()))
+        return (
+            f"{folder}: pictures seem to belong together, such as {listed(first, 2)}: if they show one patient or "
+            f"object, validation and test show what was trained on: give --data.group {shlex.quote(group)}, or "
+            f"--data.group {NONE} if not"
+        )
+    return ""
+
+
+def _doubt_of_columns(table: Table, used: set[str]) -> str:
+    """Return a line if a column of a table seems to name patients or objects that several rows belong to."""
+    for column in table.columns:
+        if column in used or not OF_GROUPS.search(column):
+            continue
+        sizes = Counter(row.values[column] for row in table.rows)
+        if 3 <= len(sizes) < len(table.rows):
+            return (
+                f"{table.name}: the column {column} has {counted(len(sizes), 'value')} in {len(table.rows):,} rows: if "
+                f"those of one value belong together, as pictures of one patient, give --data.group "
+                f"{shlex.quote(column)}, or --data.group {NONE} if not"
+            )
+    return ""
