@@ -5,11 +5,12 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from torchcaps.data import DataError
-from torchcaps.data.splits import PARTS, digest, packed, read_split, split_by_class
+from torchcaps.data.splits import PARTS, digest, packed, read_split, split_by_class, split_by_group
 
 
 def samples(counts: dict[str, int]) -> tuple[list[str], list[str]]:
@@ -158,3 +159,59 @@ def test_the_split_of_a_checkpoint_counts_whatever_lies_beside_it(tmp_path, caps
     table.unlink()
     table.symlink_to("split.csv")
     assert read_split(path) == SPLIT
+
+
+SHARES = {"val": 0.15, "test": 0.15}
+
+
+def of_groups(groups: dict[str, dict[str, int]]) -> tuple[list[str], list[str]]:
+    """Return the class and the group of each sample, given the number of samples of each class in each group."""
+    rows = [(name, group) for group, counts in groups.items() for name, count in counts.items() for _ in range(count)]
+    return [name for name, _ in rows], [group for _, group in rows]
+
+
+def shares_of(classes, groups, shares=SHARES) -> dict[tuple[str, str], int]:
+    parts = split_by_group(classes, groups, shares)
+    assert len(set(zip(groups, parts, strict=True))) == len(set(groups))  # no group is in two parts
+    return Counter(zip(classes, parts, strict=True))
+
+
+def test_groups_of_one_size_are_split_by_the_shares():
+    found = shares_of(*of_groups({f"p{i}": {"ab"[i % 2]: 10} for i in range(40)}))
+    assert found == {(name, part): n for name in "ab" for part, n in (("train", 140), ("val", 30), ("test", 30))}
+    found = shares_of(*of_groups({f"p{i}": {"ab"[i % 2]: 10} for i in range(40)}), {"val": 0.5, "test": 0.1})
+    assert found == {(name, part): n for name in "ab" for part, n in (("train", 80), ("val", 100), ("test", 20))}
+
+
+@pytest.mark.parametrize(("groups", "parts"), [(1, {"train"}), (2, {"train", "test"}), (3, {"train", "val", "test"})])
+def test_a_class_of_few_groups(groups, parts):
+    rows = {f"p{i}": {"a": 10} for i in range(20)} | {f"q{i}": {"b": 5 + i} for i in range(groups)}
+    assert {part for name, part in shares_of(*of_groups(rows)) if name == "b"} == parts
+
+
+def test_every_class_is_trained_whatever_the_groups():
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        names = "abcde"[: random.integers(2, 6)]
+        groups = {
+            f"p{i}": {name: int(random.integers(1, 30)) for name in names if random.random() < 0.4} or {"a": 1}
+            for i in range(random.integers(2, 30))
+        }
+        classes, of = of_groups(groups)
+        found = shares_of(classes, of)
+        assert {name for name, part in found if part == "train"} == set(classes)
+
+
+def test_a_group_with_most_samples_is_trained_and_the_others_are_split():
+    found = shares_of(*of_groups({"big": {"a": 500}} | {f"p{i}": {"a": 5, "b": 5} for i in range(40)}))
+    assert 25 <= found["b", "test"] <= 35
+    assert 25 <= found["b", "val"] <= 35
+    assert found["a", "train"] > 600
+
+
+def test_a_split_by_groups_depends_on_no_order():
+    classes, groups = of_groups({f"p{i}": {"ab"[i % 2]: 3 + i % 5} for i in range(30)})
+    parts = dict(zip(groups, split_by_group(classes, groups, SHARES), strict=True))
+    order = np.random.default_rng(0).permutation(len(groups))
+    mixed = [groups[i] for i in order]
+    assert dict(zip(mixed, split_by_group([classes[i] for i in order], mixed, SHARES), strict=True)) == parts

@@ -11,7 +11,7 @@ import torch
 import transformers
 from encoders import make_encoder
 
-from torchcaps.data import DataError, Encoder, TextTable, notes
+from torchcaps.data import DataError, Encoder, TextTable
 
 ROWS = [
     ("a good film", "yes"),
@@ -27,11 +27,6 @@ ROWS = [
 def bert(tmp_path_factory) -> Path:
     transformers.logging.disable_progress_bar()
     return make_encoder(tmp_path_factory.mktemp("encoders") / "bert")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_said_yet(monkeypatch):
-    monkeypatch.setattr(notes, "_said", set())
 
 
 def write(path: Path, rows, columns=("text", "label")) -> str:
@@ -258,7 +253,7 @@ def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):
     file = write(tmp_path / "a.csv", [*many(20), ("", "yes"), ("b", "")])
     data = TextTable(file, skip_bad=True)
     assert sum(len(samples) for samples in data.parts.values()) == 20
-    said = f"torchcaps: {file}: left out 2 rows without a text or a label: line 22: the text is empty, line 23: "
+    said = f"torchcaps: {file}: left out 2 rows with an empty value: line 22: the text is empty, line 23: "
     assert capsys.readouterr().err == f"{said}the label is empty\n"
     with pytest.raises(DataError, match="no row has a text and a label"):
         TextTable(write(tmp_path / "b.csv", [("", "a")]), skip_bad=True).setup()
@@ -359,3 +354,64 @@ def test_without_a_network_the_hub_is_asked_once(no_hub, monkeypatch):
         Encoder("someone/tiny")
     assert no_hub == ["https://huggingface.co/someone/tiny/resolve/main/config.json"]
     assert tries == [True]  # otherwise it would ask six times, for half a minute
+
+
+# Groups and near copies
+
+
+def of_patients(count: int = 60) -> list[tuple[str, str, str]]:
+    """Texts of twelve patients, each of one class."""
+    return [(f"text {i}", "ab"[i % 12 % 2], f"p{i % 12}") for i in range(count)]
+
+
+def test_no_group_of_texts_is_in_two_parts(tmp_path, capfd, monkeypatch):
+    file = write(tmp_path / "a.csv", of_patients(), ("text", "label", "patient"))
+    leaking = TextTable(file).parts
+    assert {x.line % 12 for x in leaking["train"]} & {x.line % 12 for x in leaking["test"]}
+    data = TextTable(file, group="patient")
+    groups = [{sample.group for sample in data.parts[part]} for part in ("train", "val", "test")]
+    assert sum(map(len, groups)) == 12
+    assert all({sample.label for sample in samples} == {"a", "b"} for samples in data.parts.values())
+    data.prepare_data()
+    assert f"{file}: 12 groups: 8 in training, 2 in validation, 2 in test" in capfd.readouterr().err
+    kept = str(data.write_split(tmp_path / "run"))
+    assert TextTable(file, group="patient", split=kept).parts == data.parts
+    kept = str(TextTable(file).write_split(tmp_path / "run"))
+    with pytest.raises(DataError, match="has none of the texts in"):  # its hashes have no groups
+        TextTable(file, group="patient", split=kept).parts  # noqa: B018
+
+
+def test_the_same_text_of_two_groups_may_be_in_two_parts(tmp_path, capfd):
+    rows = [("thank you", label, group) for _, label, group in of_patients(24)]
+    file = write(tmp_path / "a.csv", of_patients() + rows, ("text", "label", "patient"))
+    data = TextTable(file, group="patient")
+    data.prepare_data()
+    assert "training has 4 of its 14 test texts too" in capfd.readouterr().err
+    kept = str(data.write_split(tmp_path / "run"))
+    assert TextTable(file, group="patient", split=kept).parts == data.parts
+
+
+def test_groups_of_texts_that_cannot_be_used(tmp_path):
+    columns = ("text", "label", "patient")
+    file = write(tmp_path / "a.csv", of_patients(), columns)
+    other = write(tmp_path / "b.csv", [("new", "a", "p1"), ("more", "b", "q")], columns)
+    with pytest.raises(DataError, match=r"groups are in several parts: p1 \((train|val), test\): leave such rows out of one"):
+        TextTable(file, group="patient", test_file=other).parts  # noqa: B018
+    with pytest.raises(DataError, match="no column 'who'.* set data.group to one of its columns"):
+        TextTable(file, group="who").parts  # noqa: B018
+    empty = write(tmp_path / "c.csv", [*of_patients(), ("new", "a", " ")], columns)
+    with pytest.raises(DataError, match="line 62: the group is empty: complete such rows, or leave them out by"):
+        TextTable(empty, group="patient").parts  # noqa: B018
+    assert len(TextTable(empty, group="patient", skip_bad=True)._samples) == 60
+
+
+def test_texts_with_the_same_words_are_in_one_part(tmp_path, capfd):
+    rows = [row for text, label in many(50) for row in ((text.title(), label), (f"{text} ...", label))]
+    parts = parts_of(TextTable(write(tmp_path / "a.csv", rows)))
+    assert all(parts[f"Text {i}"] == parts[f"text {i} ..."] for i in range(50))
+    other = write(tmp_path / "b.csv", [("TEXT 1!", "yes"), ("text 2 ...", "yes"), ("new", "no")])
+    data = TextTable(str(tmp_path / "a.csv"), test_file=other, val_share=0.0)
+    data.prepare_data()
+    said = capfd.readouterr().err
+    assert f"{other}: training has 1 of its 3 test texts too" in said
+    assert f"{other}: training has near copies of 1 of its 3 test texts, such as line 2" in said

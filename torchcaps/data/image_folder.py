@@ -1,7 +1,6 @@
 """Pictures of one's own, in a folder for each class or named by a table."""
 
 from collections import Counter
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from statistics import median_low
@@ -38,10 +37,10 @@ from torchcaps.data.splits import (
     PART,
     TABLE,
     Part,
+    check_groups,
     check_names,
     check_shares,
     digest,
-    groups_in_two_parts,
     packed,
     read_split,
     say_groups,
@@ -213,7 +212,9 @@ class ImageFolder(ImageData):
                     f"{self.folder}: left out {counted(len(new), 'picture')} that the split of {self.split} does not "
                     f"have: {listed(new)}"
                 )
-            self._check_groups(parts, f"the split of {self.split}", "set data.split to null for a new split")
+            if groups := self._listed.groups:
+                advice = "set data.split to null for a new split, or data.group to none"
+                check_groups(((groups[path], part) for path, part in parts.items()), self.split, advice)
             return parts
         found: dict[str, Part] = {path: self._listed.parts.get(path, "train") for path in files}
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
@@ -221,11 +222,13 @@ class ImageFolder(ImageData):
         pictures = [path for path in files if found[path] == "train"]
         classes = [files[path] for path in pictures]
         if groups := self._listed.groups:
-            new = split_by_group(classes, [groups[path] for path in pictures], open_parts)
+            found |= dict(
+                zip(pictures, split_by_group(classes, [groups[x] for x in pictures], open_parts), strict=True)
+            )
+            advice = "move all pictures of a group into one of the folders, or set data.group to none"
+            check_groups(((groups[path], part) for path, part in found.items()), self._folder, advice)
         else:
-            new = split_by_class(pictures, classes, open_parts)
-        found |= dict(zip(pictures, new, strict=True))
-        self._check_groups(found, self._folder, "move the pictures of each group into one part")
+            found |= dict(zip(pictures, split_by_class(pictures, classes, open_parts), strict=True))
         if "test" not in found.values():
             raise DataError(f"{self.folder}: has no picture to test on: {_more(open_parts)}")
         return found
@@ -304,14 +307,6 @@ class ImageFolder(ImageData):
 
     def _is_deep(self, path: str) -> bool:
         return (header := self._headers.get(path)) is not None and header.is_deep
-
-    def _check_groups(self, parts: Mapping[str, Part], where: Any, advice: str) -> None:
-        groups = self._listed.groups
-        if not groups:
-            return
-        if several := groups_in_two_parts([groups[path] for path in parts], parts.values()):
-            found = [f"{group} ({', '.join(of)})" for group, of in several.items()]
-            raise DataError(f"{where}: groups are in several parts: {listed(found)}: {advice}, or data.group to none")
 
     def _say_what_is_left_out(self) -> None:
         """Say which files were not taken for pictures, which classes are small, and which pictures are cut."""

@@ -214,12 +214,19 @@ def split_by_group(classes: Sequence[str], groups: Sequence[str], shares: Mappin
     return [parts[group] for group in groups]
 
 
-def groups_in_two_parts(groups: Iterable[str], parts: Iterable[Part]) -> dict[str, list[Part]]:
-    """Return the groups whose samples are in several parts, with these."""
-    found: dict[str, set[Part]] = {}
-    for group, part in zip(groups, parts, strict=True):
-        found.setdefault(group, set()).add(part)
-    return {group: sorted(of, key=PARTS.index) for group, of in found.items() if len(of) > 1}
+def check_groups(groups: Iterable[tuple[str, Part]], where: Any, advice: str) -> None:
+    """Raise a DataError if a group has samples in several parts.
+
+    Args:
+        groups: group and part of each sample.
+        where: folder or file of the samples or of the split.
+        advice: what to do.
+    """
+    parts: dict[str, set[Part]] = {}
+    for group, part in groups:
+        parts.setdefault(group, set()).add(part)
+    if several := [f"{group} ({', '.join(sorted(of, key=PARTS.index))})" for group, of in parts.items() if len(of) > 1]:
+        raise DataError(f"{where}: groups are in several parts: {listed(several)}: {advice}")
 
 
 def say_groups(where: str, kind: str, classes: Sequence[str], groups: Sequence[str], parts: Sequence[Part]) -> None:

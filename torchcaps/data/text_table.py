@@ -1,6 +1,7 @@
 """Labeled texts of one's own, in a table."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,12 +22,15 @@ from torchcaps.data.splits import (
     PART,
     TABLE,
     Part,
+    check_groups,
     check_names,
     check_shares,
     digest,
     packed,
     read_split,
+    say_groups,
     split_by_class,
+    split_by_group,
 )
 from torchcaps.data.table import read_table
 from torchcaps.data.texts import TextData
@@ -44,6 +48,7 @@ class Sample(NamedTuple):
     label: str
     file: str
     line: int
+    group: str = ""
 
     @property
     def key(self) -> str:
@@ -53,7 +58,12 @@ class Sample(NamedTuple):
     @property
     def digest(self) -> bytes:
         """The name of the sample in a split: rows may be moved, added and deleted."""
-        return digest(self.key)
+        return digest(f"{self.group}\0{self.key}" if self.group else self.key)
+
+    @property
+    def words(self) -> str:
+        """The words of the text in lower case; texts with the same words are near copies."""
+        return " ".join(re.findall(r"\w+", self.text.casefold())) or self.key
 
 
 class TextTable(TextData):
@@ -64,13 +74,15 @@ class TextTable(TextData):
         Never again.,negative
 
     Parts without a file of their own are split off the file, the same share of every class, by a split that depends on
-    the texts and labels alone. Equal texts are in one part. A class of one or two texts has all of them in training.
+    the texts and labels alone. Texts with the same words are in one part, and with `group` all texts of a group, such
+    as a patient; see `split_by_group`. A class of one or two texts has all of them in training.
     `write_split` writes the split down, by hashes of the texts, and `split` reads it again; every checkpoint of
     `torchcaps train` holds it. Texts of more tokens than the encoder takes are cut.
 
     Args:
         file: the table. It is read when it is needed, not before.
         text, label: names of the columns with the texts and with their labels.
+        group: name of a column with the groups of the texts, which are not divided between parts; None for no groups.
         val_file, test_file: tables with the same columns for validation and test; None to split them off `file`.
         val_share, test_share: shares of the texts of each class for validation and test, where these have no file.
         split: file with the part of each row of `file`, as `write_split` writes it, or a checkpoint of a run; None for
@@ -95,6 +107,7 @@ class TextTable(TextData):
         file: str | None = None,
         text: str = "text",
         label: str = "label",
+        group: str | None = None,
         val_file: str | None = None,
         test_file: str | None = None,
         val_share: Fraction = 0.1,
@@ -108,7 +121,7 @@ class TextTable(TextData):
         super().__init__(encoder=encoder, **options)
         check_shares(val_share, test_share)
         check_names(class_names)
-        self.file, self.text, self.label = file, text, label
+        self.file, self.text, self.label, self.group = file, text, label, group
         self.val_file, self.test_file, self.split = val_file, test_file, split
         self.val_share, self.test_share, self.skip_bad = val_share, test_share, skip_bad
         self._class_names = class_names
@@ -179,6 +192,12 @@ class TextTable(TextData):
                     f"{where}: has no text for the {part} part: choose another split, a larger data.test_share or a "
                     "data.test_file; a class needs three texts to be split"
                 )
+        if self.group is not None:
+            groups = ((sample.group, part) for part, samples in parts.items() for sample in samples)
+            advice = (
+                "set data.split to null for a new split" if self.split else "leave such rows out of one of the files"
+            )
+            check_groups(groups, self.split or ", ".join([str(self.file), *self._own_files.values()]), advice)
         return parts
 
     @checked
@@ -229,11 +248,14 @@ class TextTable(TextData):
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
         for part in self._own_files:
             del shares[part]
-        first: dict[str, str] = {}  # of equal texts the first label
+        if self.group is not None:
+            return split_by_group([x.label for x in self._samples], [x.group for x in self._samples], shares)
+        first: dict[str, Sample] = {}  # of texts with the same words
         for sample in self._samples:
-            first.setdefault(sample.key, sample.label)
-        parts = dict(zip(first, split_by_class(list(first), list(first.values()), shares), strict=True))
-        return [parts[sample.key] for sample in self._samples]
+            first.setdefault(sample.words, sample)
+        split = split_by_class([x.key for x in first.values()], [x.label for x in first.values()], shares)
+        parts = dict(zip(first, split, strict=True))
+        return [parts[sample.words] for sample in self._samples]
 
     @cached_property
     def _given(self) -> dict[bytes, Part]:
@@ -259,34 +281,47 @@ class TextTable(TextData):
         table = read_table(file)
         table.check_column(self.text, "data.text")
         table.check_column(self.label, "data.label")
+        if self.group is not None:
+            table.check_column(self.group, "data.group")
         samples, bad = [], []
         for line, values in table.rows:
-            sample = Sample(values[self.text].strip(), values[self.label].strip(), file, line)
-            if sample.text and sample.label:
+            group = values[self.group].strip() if self.group is not None else ""
+            sample = Sample(values[self.text].strip(), values[self.label].strip(), file, line, group)
+            if sample.text and sample.label and (group or self.group is None):
                 samples.append(sample)
             else:
-                bad.append(f"line {line}: {'the text' if not sample.text else 'the label'} is empty")
+                empty = "the text" if not sample.text else "the label" if not sample.label else "the group"
+                bad.append(f"line {line}: {empty} is empty")
         if bad and not self.skip_bad:
             raise DataError(
                 f"{file} {listed(bad, MOST_BAD)}: complete such rows, or leave them out by --data.skip_bad true"
             )
         if bad:
-            say(f"{file}: left out {counted(len(bad), 'row')} without a text or a label: {listed(bad, MOST_BAD)}")
+            say(f"{file}: left out {counted(len(bad), 'row')} with an empty value: {listed(bad, MOST_BAD)}")
         if not samples:
             raise DataError(f"{file}: no row has a text and a label")
         return samples
 
     def _say_what_was_found(self) -> None:
         """Say which classes are too small to be split or seem to be one, and which texts are there more than once."""
-        keys = {part: {sample.digest for sample in samples} for part, samples in self.parts.items()}
+        texts = {part: {digest(sample.key) for sample in samples} for part, samples in self.parts.items()}
+        words = {part: {digest(sample.words) for sample in samples} for part, samples in self.parts.items()}
         for key, part in self._given.items():
-            keys[part].add(key)  # also what is no longer there
+            texts[part].add(key)  # also what is no longer there
         pairs: list[tuple[Part, Part]] = [("val", "train"), ("test", "train"), ("test", "val")]
         for part, other in pairs:
-            if both := sum(sample.digest in keys[other] for sample in self.parts[part]):
-                file = self._own_files.get(part, self.file)
-                count = counted(len(self.parts[part]), f"{KINDS[part]} text")
-                say(f"{file}: {KINDS[other]} has {both} of its {count} too")
+            file, samples = self._own_files.get(part, self.file), self.parts[part]
+            count = counted(len(samples), f"{KINDS[part]} text")
+            new = [sample for sample in samples if digest(sample.key) not in texts[other]]
+            if len(new) < len(samples):
+                say(f"{file}: {KINDS[other]} has {len(samples) - len(new)} of its {count} too")
+            if near := [sample for sample in new if digest(sample.words) in words[other]]:
+                say(
+                    f"{file}: {KINDS[other]} has near copies of {len(near)} of its {count}, such as line {near[0].line}"
+                )
+        if self.group is not None:
+            rows = [(x.label, x.group, part) for part, found in self.parts.items() for x in found]
+            say_groups(str(self.file), "text", *zip(*rows, strict=True))
         alike: dict[float | str, list[str]] = {}
         for name in self.names:
             alike.setdefault(_plain(name), []).append(name)
