@@ -18,7 +18,8 @@ def scene(seed: int) -> Image.Image:
 
 
 def thumbnail(picture: Image.Image) -> bytes:
-    return picture.convert("L").resize((16, 16), Image.Resampling.BOX).tobytes()
+    """Return the small gray picture that `read_all` makes."""
+    return picture.convert("L").resize((64, 64)).resize((16, 16), Image.Resampling.BILINEAR).tobytes()
 
 
 def jpeg(picture: Image.Image) -> Image.Image:

@@ -395,7 +395,9 @@ def test_groups_of_texts_that_cannot_be_used(tmp_path):
     columns = ("text", "label", "patient")
     file = write(tmp_path / "a.csv", of_patients(), columns)
     other = write(tmp_path / "b.csv", [("new", "a", "p1"), ("more", "b", "q")], columns)
-    with pytest.raises(DataError, match=r"groups are in several parts: p1 \((train|val), test\): leave such rows out of one"):
+    with pytest.raises(
+        DataError, match=r"groups are in several parts: p1 \((train|val), test\): leave such rows out of one"
+    ):
         TextTable(file, group="patient", test_file=other).parts  # noqa: B018
     with pytest.raises(DataError, match="no column 'who'.* set data.group to one of its columns"):
         TextTable(file, group="who").parts  # noqa: B018

@@ -296,7 +296,7 @@ def read_all(
                 digest = hashlib.file_digest(file, "sha256").digest()
         except DataError as error:
             return Reading(str(error), b"", b"", 0, 0)
-        small = gray.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
+        small = gray.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)  # which changes with the size the least
         return Reading("", digest, small.tobytes(), *gray.getextrema())
 
     return in_threads(check, paths, f"reading {counted(len(paths), 'picture')}")
