@@ -10,10 +10,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from commands import call, error_of
 from pictures import draw_digits
+from PIL import Image
 from vision import SIZE, WIDTHS, make_vision_model
 
 from torchcaps.cli.checkpoints import build_run, find_run
@@ -466,3 +468,29 @@ def test_a_library_that_is_not_installed(own, capfd):
         capfd, "train", "own/images", "--model", "torchvision/resnet18", "--data.folder", str(own / "pictures")
     )
     assert re.search(r"'torchvision/resnet18' needs torchvision, which is missing: pip install torchvision", said)
+
+
+def test_16_bits_groups_and_a_table_from_training_to_predictions(tmp_path, capfd):
+    random = np.random.default_rng(0)
+    lines = ["patient,picture,finding"]
+    for i in range(36):
+        pixels = random.normal(800 + 100 * (i // 3 % 2), 10, (16, 16)).astype(np.uint16)
+        (tmp_path / "scans").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "scans" / f"s{i:02}.png")
+        lines.append(f"p{i // 3},s{i:02},{('ill', 'well')[i // 3 % 2]}")
+    table = tmp_path / "scans" / "table.csv"
+    table.write_text("\n".join(lines))
+    columns = ["--data.table", str(table), "--data.picture", "picture", "--data.label", "finding"]
+    options = [*columns, "--data.group", "patient", "--data.window", "700", "1000", "--runs", str(tmp_path / "runs")]
+    folder = ["--data.folder", str(tmp_path / "scans")]
+    assert call("train", "own/images", *folder, *options, *SMALL, "--trainer.max_epochs", "1") == 0
+    assert "12 groups: 8 in training, 2 in validation, 2 in test" in capfd.readouterr().err
+    trained = Trained.load(tmp_path / "runs" / "own" / "images" / "version_0" / "checkpoints" / "last.ckpt")
+    assert (trained.data.window, trained.data.shape) == ((700, 1000), (1, 16, 16))
+    assert call("test", "own/images", "--runs", str(tmp_path / "runs")) == 0
+    assert call("predict", "own/images", str(table), "--runs", str(tmp_path / "runs")) == 0
+    output = capfd.readouterr()
+    assert [Path(row["file"]).stem for row in rows_of(output.out[output.out.index("file,") :])] == [
+        f"s{i:02}" for i in range(36)
+    ]
+    assert "more than 8 bits" not in output.err

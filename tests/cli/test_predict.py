@@ -23,6 +23,20 @@ def test_a_folder_is_searched_as_that_of_a_training(tmp_path):
     assert [sample.name for sample in _pictures(str(tmp_path / "a"), "file")] == found
 
 
+def test_a_table_names_pictures_as_that_of_a_training(tmp_path):
+    for name in ("a.png", "more/b.jpg", "more/c.png", "c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("L", (3, 3)).save(tmp_path / name)
+    table = tmp_path / "t.csv"
+    table.write_text("id\na\nb\nmore\\b.jpg\nmore/c\na.png\n")
+    found = [str(tmp_path / name) for name in ("a.png", "more/b.jpg", "more/b.jpg", "more/c.png", "a.png")]
+    assert [sample.value for sample in _pictures(str(table), "id")] == found
+    for name in ("d", "more"):
+        table.write_text(f"id\n{name}\n")
+        with pytest.raises(BadInput, match=f"there is no file {tmp_path / name}: give the paths of pictures"):
+            list(_pictures(str(table), "id"))
+
+
 def test_texts_end_where_lines_end(tmp_path, monkeypatch):
     content = "one\u2028line\rtwo \x85 two\r\n\n three\x0cthree \n".encode()
     (tmp_path / "a.txt").write_bytes(content)
