@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 # Least correlation of two small gray pictures that show the same. Of 3,000 pictures of CIFAR-10, of MNIST and of
-# Fashion-MNIST none is as near to another one, and 99 % are as near to themselves in another size or as JPEG of quality 40.
+# Fashion-MNIST none is as near to another one, and 99 % are to themselves in another size or as JPEG of quality 40.
 SAME = 0.998
 LEAST_CONTRAST = 4.0  # standard deviation of the bytes; of pictures with less, rounding decides
 CHUNK = 4096  # pictures that are compared at once
