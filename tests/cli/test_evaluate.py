@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from commands import call, checkpoint, error_of
 
+from torchcaps.evaluate import PROTOCOLS
+from torchcaps.evaluate.subject import Outcome
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 QUIET = ["--images", "40", "--seed", "3"]
@@ -41,6 +44,15 @@ def test_two_checkpoints_of_one_run(trained, capfd):
         found = json.loads((last.parent.parent / f"evaluate-{path.stem}.json").read_text())["affine"]
         assert found["checkpoint"] == str(path)
         assert found["overrides"] == ["--data.batch_size=9"]
+
+
+def test_numbers_without_curves_are_no_figure(trained, capfd, monkeypatch):
+    one = PROTOCOLS["affine"]._replace(run=lambda subject: Outcome({"accuracy (%)": 12.5}, {}))
+    monkeypatch.setitem(PROTOCOLS, "affine", one)
+    assert call("evaluate", str(checkpoint(trained)), "--protocols", "affine", *QUIET) == 0
+    out = capfd.readouterr().out
+    assert "12.5" in out
+    assert "figure" not in out
 
 
 def test_a_file_that_is_no_file_of_results_is_left_as_it_is(trained, capfd):

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     pictures = next(iter(folders.values())) if len(folders) == 1 else take_folder(Path(options.runs), "evaluate")
     for protocol in next(iter(results.values())):
         _print(protocol, results)
-        if any("numbers" in result[protocol] for result in results.values()):
+        if any(result[protocol].get("curves") for result in results.values()):
             from torchcaps.evaluate.drawing import protocol_figure
             from torchcaps.explain.axes import write
 
