@@ -9,8 +9,10 @@ import pytest
 from filelock import FileLock
 from PIL import Image
 
+from torchcaps.cli import parser
 from torchcaps.cli.errors import BadInput
-from torchcaps.cli.predict import STANDARD_INPUT, Sample, _digest, _pictures, _Table, _texts
+from torchcaps.cli.predict import STANDARD_INPUT, Sample, _digest, _pictures, _samples, _Table, _texts
+from torchcaps.data import DataError, TextTable
 from torchcaps.utils.files import CSVLines
 
 
@@ -49,6 +51,45 @@ def test_texts_end_where_lines_end(tmp_path, monkeypatch):
 def test_texts_of_a_table_are_stripped_as_in_training(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\n  a film ,1\n")
     assert [sample.value for sample in _texts(str(tmp_path / "a.csv"), "text")] == ["a film"]
+
+
+def test_a_table_without_a_header_line(tmp_path):
+    (tmp_path / "a").write_text("ham\tsee you, thanks\nspam\t call now \n")
+    assert [sample.value for sample in _texts(str(tmp_path / "a"), "text", ["label", "text"])] == [
+        "see you, thanks",
+        "call now",
+    ]
+    rows = [f"{'ham' if i % 2 else 'spam'}\tsee you at the station, thanks {i}\n" for i in range(9)]
+    (tmp_path / "a.csv").write_text("".join(rows))
+    with pytest.raises(
+        DataError, match=r'the first line looks like .*: name the columns by --columns "\[column1, text'
+    ):
+        list(_texts(str(tmp_path / "a.csv"), "text"))
+    Image.new("L", (3, 3)).save(tmp_path / "x.png")
+    (tmp_path / "b.csv").write_text("0,x.png\n")
+    assert [sample.name for sample in _pictures(str(tmp_path / "b.csv"), "file", ["class", "file"])] == [
+        str(tmp_path / "x.png")
+    ]
+
+
+def test_names_of_columns():
+    options = parser().parse_args(["predict", "own/texts", "a", "--columns", "[label, text]"])
+    assert options.columns == ["label", "text"]
+    for wrong in ("text", "[]", "[1, text]", "[label", ""):
+        with pytest.raises(BadInput, match=r'expected names of columns such as "\[label, text\]", got'):
+            parser().parse_args(["predict", "own/texts", "a", "--columns", wrong])
+    options = SimpleNamespace(columns=["text"], column=None, paths=[STANDARD_INPUT])
+    with pytest.raises(BadInput, match="--columns is for tables, and - has a text in each line: give the path of"):
+        list(_samples(options, SimpleNamespace(data=TextTable())))
+
+
+def test_lines_in_another_encoding(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_bytes("fine\nn\xf6\n".encode("cp1252"))
+    with pytest.raises(DataError, match=r"a\.txt line 2: is not text in UTF-8: save it .*iconv -f cp1252"):
+        list(_texts(str(tmp_path / "a.txt"), "text"))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"\xf6\n")))
+    with pytest.raises(DataError, match="^standard input line 1: is not text in UTF-8"):
+        list(_texts(STANDARD_INPUT, "text"))
 
 
 def a_table(folder, names, monkeypatch):

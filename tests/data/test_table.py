@@ -4,8 +4,10 @@ import csv
 import io
 import json
 import os
+import shlex
 
 import pytest
+import yaml
 
 from torchcaps.data import DataError, read_table
 from torchcaps.utils.files import write_csv_whole
@@ -120,13 +122,24 @@ def test_a_last_line_of_spaces_is_empty(tmp_path, end):
     ("name", "content", "said"),
     [
         ("a.csv", b"text,label\n\n", "a.csv: has no rows after the line with the names of the columns"),
-        ("a.csv", b"text,label\na,1\nsch\xf6n,2\n", "a.csv line 3: is not text in UTF-8: save it as UTF-8, or convert"),
+        ("a.csv", b"text,label\na,1\nsch\xf6n,2\n", "a.csv line 3: is not text in UTF-8: save it .*iconv -f cp1252"),
+        ("a.csv", b"text\n\x93a\x94 \x96 b\n", "a.csv line 2: is not text in UTF-8: save it .*iconv -f cp1252"),
+        ("a.csv", b"text\n\x8f\n", "a.csv line 2: is not text in UTF-8: save it .*encoding: iconv -f ENCODING"),
+        (
+            "a.csv",
+            b"\xd0\xcf\x11\xe0\0\0",
+            "a.csv line 1: is not text in UTF-8: it seems to be a spreadsheet or an arch",
+        ),
         ("a.csv", "text,label\na,1\n".encode("utf-16"), "a.csv line 1: .*it seems to be UTF-16"),
         ("a.csv", b"text,label\na,b,1\n", "a.csv line 2: has 3 values, and the first line 2: separate values alike"),
         ("a.csv", b"text;label\nb;1\n\na\n", "line 4: has 1 value, and the first line 2: separate values alike"),
         ("a.csv", b'text,label\na,1\n"b,2\nc,3\n', r"a.csv line 3: is no line of a table \(unexpected end of data\)"),
         ("a.csv", b'text,label\n"a"b",1\n', r"a.csv line 2: is no line of a table \(',' expected after '\"'\)"),
-        ("a.csv", b"text,label, text\na,1,2\n", "a.csv: has two columns 'text': give each a name of its own"),
+        (
+            "a.csv",
+            b"text,label, text\na,1,2\n",
+            "has two columns 'text': give each a name of its own, or, if the first line is a sample, name the columns",
+        ),
         (
             "a.jsonl",
             b'{"text": "a"}\n{"text": \n',
@@ -172,3 +185,110 @@ def test_a_column_that_is_not_there(tmp_path):
     )
     with pytest.raises(DataError, match="no column 'zzz': set data.text to one of its columns, 'body', 'stars', 'da"):
         found.check_column("zzz", "data.text")
+
+
+# Tables without a header line
+
+
+def messages(end: str = "\n") -> str:
+    """Columns separated by tabs, with lone quotes, and as many commas as tabs in each line."""
+    rows = [(f"ham\tsee you at the station, thanks {i}", f'spam\tWIN "a prize now, call {i}') for i in range(20)]
+    return "".join(row + end for pair in rows for row in pair)
+
+
+def news() -> str:
+    return "".join(f'"{1 + i % 4}","Title {i}","Some news, of kind {1 + i % 4}."\n' for i in range(40))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("name", ["messages", "messages.csv", "messages.tsv"])
+def test_named_columns_of_tabs(tmp_path, name, end):
+    (tmp_path / name).write_bytes(messages(end).encode())
+    found = read_table(tmp_path / name, ["label", "text"])
+    assert found.columns == ["label", "text"]
+    assert lines(found)[:2] == [
+        (1, ("ham", "see you at the station, thanks 0")),
+        (2, ("spam", 'WIN "a prize now, call 0')),
+    ]
+    assert len(found.rows) == 40
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_named_columns_of_quoted_values(tmp_path, separator):
+    (tmp_path / "news.csv").write_text(news().replace('","', f'"{separator}"'))
+    found = read_table(tmp_path / "news.csv", ("label", "title", "text"))
+    assert lines(found)[0] == (1, ("1", "Title 0", "Some news, of kind 1."))
+    assert len(found.rows) == 40
+
+
+def test_a_separator_gives_every_line_as_many_values(tmp_path):
+    """The first line has more of the other one."""
+    content = "pos;a good, even very good, film\nneg;never again\n"
+    (tmp_path / "a.csv").write_text(content)
+    assert lines(read_table(tmp_path / "a.csv", ["label", "text"]))[1] == (2, ("neg", "never again"))
+
+
+def test_names_that_the_first_line_has_too(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\na,1\n")
+    assert lines(read_table(tmp_path / "a.csv", ["label", "text"])) == [(2, ("a", "1"))]
+    assert read_table(tmp_path / "a.csv", ["label", "text"]).columns == ["text", "label"]
+
+
+def test_names_of_fewer_columns(tmp_path):
+    (tmp_path / "messages").write_text(messages())
+    with pytest.raises(DataError, match="messages line 1: has 2 values, and there are names for 1: name each column"):
+        read_table(tmp_path / "messages", ["text"])
+    with pytest.raises(DataError, match="has two columns 'a': give each a name of its own$"):
+        read_table(tmp_path / "messages", ["a", "a"])
+
+
+WANTED = {"data.text": "text", "data.label": "label"}
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted", "names"),
+    [
+        (messages(), WANTED, '"[label, text]"'),
+        (news(), WANTED, '"[label, column2, text]"'),
+        (news(), {"data.text": "column2", "data.label": "stars"}, '"[stars, column2_, column2]"'),
+        (news(), {"--column": "text"}, '"[column1, column2, text]"'),
+        (news(), {"data.text": "it's $x", "data.label": "no"}, """'["no", "column2", "it'"'"'s $x"]'"""),
+    ],
+)
+def test_a_first_line_that_is_a_sample(tmp_path, content, wanted, names):
+    """What the message says to type names the columns, with which the table can be used."""
+    found = table(tmp_path, "a", content)
+    with pytest.raises(DataError) as error:
+        found.check_columns(wanted, "--data.columns")
+    said = "the first line looks like a sample: name the columns by"
+    assert str(error.value) == f"{tmp_path / 'a'}: {said} --data.columns {names}"
+    typed = yaml.safe_load(shlex.split(names)[0])
+    named = read_table(tmp_path / "a", typed)
+    named.check_columns(wanted, "--data.columns")
+    assert len(named.rows) == len(found.rows) + 1
+
+
+QUESTION = "How old are you, if we may ask?"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "body,stars\na,1\nb,2\n",
+        f'"{QUESTION}",kind\n1,a\n2,b\n3,a\n4,b\n',  # a survey
+        f'"{QUESTION}",red,blue\n7,red,\n8,,blue\n9,red,blue\n9,red,\n',  # the answers that were given
+        f'"{QUESTION}",kind\n1,a\n"{QUESTION}",kind\n2,b\n3,a\n4,b\n',  # two files that were joined
+        "0,1\n0,a good film that we all liked\n1,a bad one\n0,more\n1,less\n",  # numbers as names
+    ],
+)
+def test_a_first_line_of_unusual_names_is_not_called_a_sample(tmp_path, content):
+    with pytest.raises(DataError, match="no column 'text': set data.text to one of its columns, ") as error:
+        table(tmp_path, "a.csv", content).check_columns(WANTED, "--data.columns")
+    assert "looks like" not in str(error.value)
+    assert ("; or, if the first line is a sample, name the" in str(error.value)) == (not content.startswith("body"))
+
+
+def test_a_table_with_one_of_the_columns_has_a_header(tmp_path):
+    with pytest.raises(DataError) as error:
+        table(tmp_path, "a.csv", "text,0\na,0\nb,1\n").check_columns(WANTED, "--data.columns")
+    assert str(error.value).endswith("a.csv: no column 'label': set data.label to one of its columns, 'text', '0'")

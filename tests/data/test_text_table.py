@@ -70,6 +70,19 @@ def test_a_table_becomes_batches(tmp_path, bert):
     assert sorted(labels.tolist()) == [0, 1]
 
 
+def test_tables_without_a_header_line(tmp_path):
+    """A table with one is taken beside them."""
+    (tmp_path / "a").write_text("".join(f"{label}\t{text}\n" for text, label in many(40)))
+    data = TextTable(str(tmp_path / "a"), test_file=write(tmp_path / "test.csv", ROWS), columns=["label", "text"])
+    assert data.names == ["no", "yes"]
+    assert {part: len(samples) for part, samples in data.parts.items()} == {"train": 36, "val": 4, "test": 6}
+    with pytest.raises(
+        DataError,
+        match="no column 'text'; did you mean text 0. set data.text to .* 'no', 'text 0'; or, if the first line is",
+    ):
+        TextTable(str(tmp_path / "a")).facts()
+
+
 @pytest.mark.parametrize(
     ("labels", "names"),
     [
@@ -240,13 +253,29 @@ def test_test_texts_that_were_trained_on_are_counted(tmp_path, capsys):
             [("a", "1"), ("b", " "), ("c", "2")],
             "a.csv line 3: the label is empty: complete such rows, or leave them out",
         ),
-        ([("a", "1"), ("b", "2"), ("c", "3")], "every row has another label in column 'label': set data.label to the"),
-        ([("a", "1"), ("b", "2"), ("c", "2")], "has no text for the test part: choose another split, a larger"),
+        (
+            [("a", "1"), ("b", "2"), ("c", "3")],
+            "every row has another label in column 'label': set data.label .*, or add",
+        ),
+        (
+            [("a", "1"), ("b", "2"), ("c", "2")],
+            "the test part: a class needs 3 different texts .*: add some, or give a da",
+        ),
     ],
 )
 def test_rows_that_cannot_be_used(tmp_path, bert, rows, said):
     with pytest.raises(DataError, match=said):
         TextTable(write(tmp_path / "a.csv", rows), encoder=str(bert), cache=str(tmp_path / "kept")).setup()
+
+
+def test_a_part_without_texts(tmp_path):
+    file = write(tmp_path / "a.csv", many())
+    with pytest.raises(DataError, match="the test part: set data.test_share above 0, or give a data.test_file$"):
+        _ = TextTable(file, test_share=0).parts
+    split = TextTable(file).write_split(tmp_path)
+    split.write_text(split.read_text().replace(",train\n", ",val\n"))
+    with pytest.raises(DataError, match="split.csv: has no text for the train part: choose another split$"):
+        _ = TextTable(file, split=str(split)).parts
 
 
 def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The recipe of one's own texts, from a table to a checkpoint that knows its classes, and what is said of bad ones."""
 
 import csv
+import shlex
 from itertools import count
 from pathlib import Path
 
@@ -58,6 +59,23 @@ def test_a_table_is_trained_on(bert, monkeypatch, capfd):
         assert index == place
         torch.testing.assert_close(row, expected)
     assert place == 8
+
+
+def test_a_table_without_a_header_line(bert, capfd):
+    """It is trained on as the error says."""
+    rows = [f"{'ham' if i % 2 else 'spam'}\tgood film, and a {'bad' if i % 2 else 'good'} one {i}" for i in range(40)]
+    Path("messages").write_text("\r\n".join(rows))
+    given = ["train", "own/texts", "--data.file=messages", f"--data.encoder={bert}", "--trainer.max_epochs=1"]
+    said = error_of(capfd, *given)
+    assert said.endswith(
+        'messages: the first line looks like a sample: name the columns by --data.columns "[label, text]"'
+    )
+    assert call(*given, *shlex.split(said.partition(" by ")[2])) == 0
+    (split,) = Path("runs").rglob("split.csv")
+    assert len(split.read_text().splitlines()) == 41
+    assert call("predict", "own/texts", "messages", "--columns", "[label, text]", "--out", "p.csv") == 0
+    predicted = list(csv.DictReader(Path("p.csv").read_text().splitlines()))
+    assert [row["text"] for row in predicted] == [row.partition("\t")[2] for row in rows]
 
 
 @pytest.mark.parametrize(

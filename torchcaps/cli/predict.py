@@ -51,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="CSV file to write (default: standard output)")
     parser.add_argument("--column", help="column of tables (default: `file`, or the column of texts in the training)")
     parser.add_argument(
+        "--columns",
+        type=_names,
+        metavar="NAMES",
+        help='names of the columns of tables without a header line, such as "[label, text]"; for a network of texts '
+        "all files are then tables, whatever their end",
+    )
+    parser.add_argument(
         "--batch_size", type=positive_int, default=64, metavar="N", help="samples in a batch (default: 64)"
     )
     parser.add_argument("--skip_bad", action="store_true", help="leave out pictures that cannot be read")
@@ -100,6 +107,17 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         print(f"torchcaps: left out {counted(len(skipped), 'file')}: {'; '.join(skipped[:5])}{more}", file=sys.stderr)
 
 
+def _names(text: str) -> list[str]:
+    """Return the names of `--columns`, a `type` of argparse."""
+    import yaml
+
+    with suppress(yaml.YAMLError):
+        names = yaml.safe_load(text)
+        if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+            return names
+    raise argparse.ArgumentTypeError(f'expected names of columns such as "[label, text]", got {text}')
+
+
 def _part(options: argparse.Namespace) -> tuple[int, int]:
     """Return which part of how many this process predicts, counted from 1."""
     rank, processes = (whole_number(os.environ.get(name, "")) for name in ("RANK", "WORLD_SIZE"))  # of torchrun
@@ -129,17 +147,19 @@ def _samples(options: argparse.Namespace, trained: "Trained") -> Iterator[Sample
     from torchcaps.data import ImageData, TextData
 
     if isinstance(trained.data, TextData):
+        if options.columns and STANDARD_INPUT in options.paths:
+            raise BadInput("--columns is for tables, and - has a text in each line: give the path of the table")
         column = options.column or getattr(trained.data, "text", "text")
         for path in options.paths:
-            yield from _texts(path, column)
+            yield from _texts(path, column, options.columns)
     elif isinstance(trained.data, ImageData):
         for path in options.paths:
-            yield from _pictures(path, options.column or getattr(trained.data, "picture_column", "file"))
+            yield from _pictures(path, options.column or getattr(trained.data, "picture_column", "file"), options.columns)
     else:
         raise BadInput(f"predictions are for pictures and texts, and {type(trained.data).__name__} has neither")
 
 
-def _pictures(given: str, column: str) -> Iterator[Sample]:
+def _pictures(given: str, column: str, columns: list[str] | None = None) -> Iterator[Sample]:
     from torchcaps.data.pictures import SUFFIXES, find_pictures
 
     path = user_path(given)
@@ -150,7 +170,7 @@ def _pictures(given: str, column: str) -> Iterator[Sample]:
         if not found:
             raise BadInput(f"{given}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
     elif path.suffix.lower() in TABLES:
-        found = _named(path.parent, _column(given, column))
+        found = _named(path.parent, _column(given, column, columns))
     else:
         found = [given]
     for file in found:
@@ -178,30 +198,30 @@ def _named(folder: Path, names: list[str]) -> list[str]:
     return found
 
 
-def _texts(given: str, column: str) -> Iterator[Sample]:
+def _texts(given: str, column: str, columns: list[str] | None = None) -> Iterator[Sample]:
+    from torchcaps.data.table import decoded
+
     path = user_path(given)
     if given != STANDARD_INPUT and not os.path.isfile(path):
         raise BadInput(f"there is no file {given}: give a table, a file with a text in each line, or - for such lines")
-    if path.suffix.lower() in TABLES:
-        texts = [text.strip() for text in _column(given, column)]
+    if columns or path.suffix.lower() in TABLES:
+        texts = [text.strip() for text in _column(given, column, columns)]
     else:
-        try:
-            lines = sys.stdin.buffer.read() if given == STANDARD_INPUT else path.read_bytes()
-            # Not by splitlines, which also breaks at characters within a line.
-            every = io.StringIO(lines.decode("utf-8-sig"), newline=None)
-            texts = [line.strip() for line in every if line.strip()]
-        except UnicodeDecodeError as error:
-            raise BadInput(f"{given} is not text in UTF-8 (byte {error.start}): convert it") from None
+        is_input = given == STANDARD_INPUT
+        lines = sys.stdin.buffer.read() if is_input else path.read_bytes()
+        # Not by splitlines, which also breaks at characters within a line.
+        every = io.StringIO(decoded(lines, "standard input" if is_input else given), newline=None)
+        texts = [line.strip() for line in every if line.strip()]
     yield from (Sample(text, text) for text in texts)
 
 
-def _column(given: str, column: str) -> list[str]:
-    """Return the values of a column of a table."""
+def _column(given: str, column: str, columns: list[str] | None) -> list[str]:
+    """Return the values of a column of a table, whose columns are `columns` if it has no header line."""
     from torchcaps.data import DataError
     from torchcaps.data.table import read_table
 
-    table = read_table(given)
-    table.check_column(column, "--column")
+    table = read_table(given, columns)
+    table.check_columns({"--column": column}, "--columns")
     for row in table.rows:
         if not row.values[column].strip():
             raise DataError(f"{given} line {row.line}: {column} is empty: fill it in, or remove the line")

@@ -83,6 +83,7 @@ class TextTable(TextData):
         file: the table. It is read when it is needed, not before.
         text, label: names of the columns with the texts and with their labels.
         group: name of a column with the groups of the texts, which are not divided between parts; None for no groups.
+        columns: names of the columns of tables without a header line, see `read_table`; None if they have one.
         val_file, test_file: tables with the same columns for validation and test; None to split them off `file`.
         val_share, test_share: shares of the texts of each class for validation and test, where these have no file.
         split: file with the part of each row of `file`, as `write_split` writes it, or a checkpoint of a run; None for
@@ -108,6 +109,7 @@ class TextTable(TextData):
         text: str = "text",
         label: str = "label",
         group: str | None = None,
+        columns: list[str] | None = None,
         val_file: str | None = None,
         test_file: str | None = None,
         val_share: Fraction = 0.1,
@@ -121,7 +123,8 @@ class TextTable(TextData):
         super().__init__(encoder=encoder, **options)
         check_shares(val_share, test_share)
         check_names(class_names)
-        self.file, self.text, self.label, self.group = file, text, label, group
+        columns: list[str] | None = None,
+        group: str | None = None,
         self.val_file, self.test_file, self.split = val_file, test_file, split
         self.val_share, self.test_share, self.skip_bad = val_share, test_share, skip_bad
         self._class_names = class_names
@@ -187,17 +190,7 @@ class TextTable(TextData):
             parts[of] = self._read(file)
         for part in ("train", "test"):
             if not parts[part]:
-                where = self.split or self.file
-                raise DataError(
-                    f"{where}: has no text for the {part} part: choose another split, a larger data.test_share or a "
-                    "data.test_file; a class needs three texts to be split"
-                )
-        if self.group is not None:
-            groups = ((sample.group, part) for part, samples in parts.items() for sample in samples)
-            advice = (
-                "set data.split to null for a new split" if self.split else "leave such rows out of one of the files"
-            )
-            check_groups(groups, self.split or ", ".join([str(self.file), *self._own_files.values()]), advice)
+        self.file, self.text, self.label, self.columns, self.group = file, text, label, columns, group
         return parts
 
     @checked
@@ -236,7 +229,7 @@ class TextTable(TextData):
         if max(counts.values()) == 1:
             raise DataError(
                 f"{self.file}: every row has another label in column {self.label!r}: set data.label to the column of "
-                "the classes"
+                f"the classes, or add texts: a class needs {LEAST} different ones to be split"
             )
         return _in_order(list(counts))
 
@@ -278,11 +271,21 @@ class TextTable(TextData):
 
     def _read(self, file: str) -> list[Sample]:
         """Read the rows of a file that have a text and a label."""
-        table = read_table(file)
-        table.check_column(self.text, "data.text")
-        table.check_column(self.label, "data.label")
+                if self.split is not None:
+                    advice = "choose another split"
+                elif self.test_share:
+                    kind = "texts" if self.group is None else "groups"
+                    advice = f"a class needs {LEAST} different {kind} to be split: add some"
+                else:
+                    advice = "set data.test_share above 0"
+                test_file = ", or give a data.test_file" if part == "test" else ""
+                raise DataError(f"{self.split or self.file}: has no text for the {part} part: {advice}{test_file}")
         if self.group is not None:
-            table.check_column(self.group, "data.group")
+            groups = ((sample.group, part) for part, samples in parts.items() for sample in samples)
+            advice = (
+                "set data.split to null for a new split" if self.split else "leave such rows out of one of the files"
+            )
+            check_groups(groups, self.split or ", ".join([str(self.file), *self._own_files.values()]), advice)
         samples, bad = [], []
         for line, values in table.rows:
             group = values[self.group].strip() if self.group is not None else ""
