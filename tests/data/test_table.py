@@ -277,7 +277,8 @@ QUESTION = "How old are you, if we may ask?"
         "body,stars\na,1\nb,2\n",
         f'"{QUESTION}",kind\n1,a\n2,b\n3,a\n4,b\n',  # a survey
         f'"{QUESTION}",red,blue\n7,red,\n8,,blue\n9,red,blue\n9,red,\n',  # the answers that were given
-        f'"{QUESTION}",kind\n1,a\n"{QUESTION}",kind\n2,b\n3,a\n4,b\n',  # two files that were joined
+        f'"{QUESTION}",if any\n1,none\n2,nothing\n3,if any\n4,yes\n',  # an answer in words of one's own
+        f'"{QUESTION}",kind\n1,a\n3,a\n"{QUESTION}",kind\n2,b\n4,b\n5,a\n6,b\n',  # two files that were joined
         "0,1\n0,a good film that we all liked\n1,a bad one\n0,more\n1,less\n",  # numbers as names
     ],
 )
