@@ -128,7 +128,9 @@ def as_logits(scores: Tensor, like: Any) -> Tensor:
         ValueError: the scores are on another device.
     """
     if not isinstance(scores, Tensor):
-        raise TypeError(f"scores must be a tensor of logits or a bool mask, got {shown_with_type(scores)}")
+        raise TypeError(
+            f"scores must be a tensor of logits or a bool mask, got {shown_with_type(scores, torch.is_tensor)}"
+        )
     if scores.device != like.device:
         raise ValueError(f"the capsules are on {like.device} and their scores on {scores.device}: move one of them")
     if scores.dtype == torch.bool:

@@ -20,6 +20,7 @@ from torchcaps import (
 )
 from torchcaps.functional import squash
 from torchcaps.models import convnet_mnist, registry
+from torchcaps.models.inputs import check_images
 
 SMALL = {"channels": 8, "kernel_size": 3, "primary_types": 2, "primary_kernel_size": 3, "decoder": (16, 32)}
 
@@ -49,6 +50,31 @@ def test_bad_input():
         model(torch.rand(2, 1, 9, 9))
     with pytest.raises(RuntimeError, match="no decoder"):
         model.reconstruct(model(torch.rand(2, 1, 8, 8)).capsules)
+
+
+@pytest.mark.parametrize(
+    ("channels", "given", "advice"),
+    [
+        (1, (1, 8, 8), ["images.unsqueeze(0)", "images.unsqueeze(1)"]),
+        (1, (5, 8, 8), ["images.unsqueeze(1)"]),
+        (1, (8, 8), ["images[None, None]"]),
+        (1, (5, 8, 8, 1), ["images.movedim(-1, 1)"]),
+        (3, (3, 8, 8), ["images.unsqueeze(0)"]),
+        (3, (5, 8, 8, 3), ["images.movedim(-1, 1)"]),
+        (3, (5, 8, 8), []),
+        (3, (5, 9, 9, 3), []),
+        (3, (5, 1, 8, 8), []),
+        (3, (), []),
+    ],
+)
+def test_images_of_another_shape(channels, given, advice):
+    """What the error says gives a shape that the network takes."""
+    images, weight = torch.rand(given), torch.rand(1)
+    with pytest.raises(ValueError, match=r"expected images of shape \(batch, ., 8, 8\), got") as error:
+        check_images(images, (channels, 8, 8), weight)
+    assert re.findall(r"images(?:\.|\[)\S*(?:(?<=,) \S*)*[)\]]", str(error.value).partition("got")[2]) == advice
+    for way in advice:
+        check_images(eval(way), (channels, 8, 8), weight)
 
 
 def test_registry():
@@ -128,7 +154,7 @@ def test_the_small_capsnet_takes_any_routing_whose_activations_say_how_present_a
     assert ((scores >= 0) & (scores <= 1)).all()
     for arguments, message in (
         ({"routing": InvertedAttentionRouting()}, "does not say how present a class is.*: use DynamicRouting"),
-        ({"routing": EMRouting(), "iterations": 2}, "iterations=2 is of the dynamic routing: give it to EMRouting"),
+        ({"routing": EMRouting(), "iterations": 2}, "iterations=2 is of the dynamic routing, .*: leave it out"),
     ):
         with pytest.raises(ValueError, match=message):
             create_model("capsnet_digits", **arguments)

@@ -1,5 +1,7 @@
 """The head for features of any network: its formula, its inputs, its first passes, and that it learns."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,8 @@ from torch.testing import assert_close
 
 from torchcaps import (
     CapsuleHead,
+    CapsuleLinear,
+    Capsules,
     DynamicRouting,
     EfficientRouting,
     EMRouting,
@@ -170,8 +174,16 @@ def test_first_coefficients_are_soft_with_any_number_of_classes(name, classes):
         (torch.randn(2, 7, 7, 5), None, r"got \(2, 7, 7, 5\): the channels come last, give features.movedim\(-1, 1\)"),
         (torch.randn(2, 5, 7), None, r"the tokens come last, give features.transpose\(1, 2\)"),
         (torch.randn(2, 45), None, "these may be flattened maps, give the maps themselves"),
-        (torch.randn(2, 8, 3, 3), None, "make the head with in_features=8"),
-        (torch.randn(2, 3, 8), None, "make the head with in_features=8"),
+        (torch.randn(2, 8, 3, 3), None, "make the head with in_features=8 if these are the channels$"),
+        (torch.randn(2, 3, 8), None, "make the head with in_features=8$"),
+        (torch.randn(5), None, r"a single vector needs features.unsqueeze\(0\)$"),
+        (
+            torch.randn(5, 3, 3),
+            None,
+            r": a single map needs features.unsqueeze\(0\), tokens a head with in_features=3$",
+        ),
+        (torch.randn(2, 3, 1, 5), None, "the channels come last"),
+        (torch.randn(2, 3, 5, 1), None, r": tokens with heads of attention need features.flatten\(2\)$"),
         (torch.randn(2, 5, 0, 3), None, r"got \(2, 5, 0, 3\)$"),
         (torch.randn(2, 7, 0, 5), None, r"got \(2, 7, 0, 5\)$"),
         (torch.randn(2, 0, 5), None, r"got \(2, 0, 5\)$"),
@@ -184,6 +196,24 @@ def test_wrong_features_are_one_line(features, mask, message):
     with pytest.raises(ValueError, match=message) as error:
         small("dynamic")(features.double(), mask)
     assert "\n" not in str(error.value)
+
+
+def test_what_an_lstm_returns():
+    """The advice for a PackedSequence gives the same logits as each sequence alone."""
+    lstm, head = nn.LSTM(3, 5, batch_first=True), small("dynamic")
+    sequences = [torch.randn(length, 3) for length in (2, 4, 3)]
+    packed, _ = lstm(nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False))
+    with pytest.raises(TypeError) as error:
+        head(packed)
+    names = {"packed": packed, "torch": torch, "pad_packed_sequence": nn.utils.rnn.pad_packed_sequence}
+    given, mask = re.fullmatch(r".*got a PackedSequence: give x of (.*), with the mask (.*)", str(error.value)).groups()
+    exec(given, names)
+    alone = [head(lstm(sequence.unsqueeze(0))[0])[0] for sequence in sequences]
+    assert_close(head(names["x"], eval(mask, names)), torch.stack(alone))
+    layer = CapsuleLinear(None, 2, 5, 4, DynamicRouting())
+    with pytest.raises(TypeError, match="got a PackedSequence: give x of x, lengths = pad_packed"):
+        layer(packed)
+    assert layer(Capsules(names["x"], eval(mask, names))).poses.shape == (3, 2, 4)
 
 
 def test_a_mask_of_numbers_is_one_line():

@@ -2,6 +2,7 @@
 
 import doctest
 import math
+import re
 
 import algorithms
 import pytest
@@ -244,6 +245,24 @@ def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+def test_heads_of_attention_at_each_token():
+    """As the error says, each token's heads are routed by themselves."""
+    layer, x = CapsuleLinear(8, 3, 4, 6, DynamicRouting()), torch.randn(2, 10, 8, 4)
+    with pytest.raises(
+        ValueError, match=r"^expected in_capsules=8, got 80 .*: to route the 8 of each position al"
+    ) as error:
+        layer(x)
+    flatten, unflatten = re.findall(r"\.((?:un)?flatten\(.*?\)+)", str(error.value))
+    parents = eval(f"layer(x.{flatten}).poses.{unflatten}")
+    assert_close(parents, torch.stack([layer(token).poses for token in x.unbind(1)], 1))
+    for other in (torch.randn(2, 8, 10, 4), torch.randn(2, 80, 4)):
+        with pytest.raises(ValueError, match=r"^expected in_capsules=8, got 80 \([^:]*\)$"):
+            layer(other)
+    on_grid = CapsuleLinear(8, 3, 4, 6, DynamicRouting(), share_positions=True)
+    with pytest.raises(ValueError, match=r"^expected types=8, got 5 \([^:]*\)$"):
+        on_grid(torch.randn(2, 5, 5, 8, 4))
 
 
 def test_expected_children_of_a_layer_that_has_so_many():

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import (
+    CapsuleHead,
     CapsuleLinear,
     Capsules,
+    CapsuleShared,
+    HeinsenVectorRouting,
     MarginLoss,
     MaskedDecoder,
     Prediction,
@@ -24,6 +27,7 @@ from torchcaps import (
     SelfRouting,
     SlotAttention,
     SpreadLoss,
+    create_model,
     squash,
 )
 from torchcaps.functional import margin_loss, sinkhorn_divergence, spread_loss, transport_cost
@@ -271,6 +275,65 @@ def test_votes_and_their_scores():
         calls.assert_our_error(error.value)
 
 
+@pytest.mark.parametrize("weights", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("given", [torch.float16, torch.float32, torch.float64])
+def test_inputs_are_converted_to_the_weights(given, weights):
+    """As the error says; NumPy's numbers are float64."""
+    for module, x in (
+        (PrimaryCapsules(2, 2, 4), torch.rand(2, 2, 3, 3)),
+        (CapsuleLinear(3, 2, 4, 4, DynamicRouting()), torch.rand(2, 3, 4)),
+        (CapsuleShared(None, 2, 4, HeinsenVectorRouting()), torch.rand(2, 3, 4)),
+        (CapsuleHead(4, 3), torch.rand(2, 4, 3, 3)),
+        (create_model("capsnet_digits", decoder=False), torch.rand(2, 1, 8, 8)),
+    ):
+        module, x = module.to(weights), x.to(given)
+        takes_half = (
+            given == torch.float16 and weights != torch.float64 and isinstance(module, (CapsuleLinear, CapsuleShared))
+        )
+        if given != weights and not takes_half:
+            said = rf"^the (.*) are {given} and the weights {weights}: convert the \1 by \.to\({weights}\)$"
+            with pytest.raises(TypeError, match=said):
+                module(x)
+            x = x.to(weights)
+        module(x)
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (
+            torch.zeros(2, 3).long(),
+            r"int64: give token ids to an nn.Embedding first, and convert other .* by .float\(\)$",
+        ),
+        (torch.zeros(2, 3).int(), "int32: give token ids to an nn.Embedding first"),
+        (torch.zeros(2, 3, 4, 4).byte(), r"uint8: convert bytes by .float\(\) / 255$"),
+        (torch.zeros(2, 3).bool(), r"bool: convert them by .float\(\)$"),
+        (
+            torch.zeros(2, 3) * 1j,
+            r"complex64: give real numbers, such as torch.view_as_real\(x\).flatten\(-2\) or x.abs",
+        ),
+    ],
+)
+def test_inputs_of_other_kinds(x, said):
+    for module in (CapsuleHead(3, 2), CapsuleLinear(2, 2, 3, 4, DynamicRouting())):
+        with pytest.raises(TypeError, match=f"^(features|poses) must be floating-point numbers, got torch.{said}"):
+            module(x)
+    with pytest.raises(TypeError, match=r"^images must be .*, got torch.int64: convert them by .float\(\)$"):
+        create_model("capsnet_digits")(torch.zeros(2, 1, 8, 8).long())
+
+
+def test_fields_that_are_expected():
+    poses, mask = torch.rand(2, 3, 4), torch.ones(2, 3).bool()
+    for call, said in (
+        (lambda: CapsuleHead(4, 2)(Capsules(poses)), "got Capsules: give its poses$"),
+        (lambda: CapsuleLinear(3, 2, 4, 4, DynamicRouting())(Prediction(poses, Capsules(poses))), "its capsules$"),
+        (lambda: CapsuleHead(4, 2)(Capsules(poses, mask)), "got Capsules: give its poses or its scores$"),
+        (lambda: CapsuleLinear(3, 2, 4, 4, Capsules(poses)), "routing must be a Routing, got Capsules$"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            call()
+
+
 def test_losses():
     lengths, labels = torch.rand(3, 4), torch.tensor([3, 0, 1])
     for loss in (margin_loss, spread_loss, MarginLoss(), SpreadLoss()):
@@ -286,7 +349,7 @@ def test_losses():
                 loss(lengths, wrong)
             calls.assert_our_error(error.value)
         loss(lengths, labels.int())
-        with pytest.raises(TypeError, match="got a Prediction: give one of its fields, scores, capsules"):
+        with pytest.raises(TypeError, match="got a Prediction: give its scores$"):
             loss(Prediction(lengths), labels)
     with pytest.raises(ValueError, match="lengths must be from 0 to 1, got -"):
         margin_loss(torch.randn(3, 4), labels)

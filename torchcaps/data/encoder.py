@@ -156,7 +156,9 @@ class Encoder:
                 outputs = model(input_ids=padded, attention_mask=mask.long(), output_hidden_states=True)
                 states = torch.stack(outputs.hidden_states, 2)[mask].half().cpu()
                 if not states.isfinite().all():
-                    raise DataError(f"{self.name} has hidden states that are NaN or too large for half precision")
+                    raise DataError(
+                        f"{self.name} has hidden states that are NaN or too large for half precision: choose another"
+                    )
                 if not progress.tasks[bar].completed:
                     self._check_room(total * states[0].numel() * 2)
                 store.add([texts[i] for i in batch], tokens, states, [cut[i] for i in batch])
@@ -201,9 +203,10 @@ class Encoder:
         ids = [with_end(text_ids) for text_ids in ids]
         for text, text_ids in zip(texts, ids, strict=True):
             if not 0 < len(text_ids) <= most:
+                way = "shorten" if text_ids else "leave out"
                 raise DataError(
                     f"{self.name} takes texts of 1 to {most} tokens, and {text[:40]!r}... has {len(text_ids)}: "
-                    "choose another encoder, or shorten the text"
+                    f"choose another encoder, or {way} the text"
                 )
         if any(cut):
             say(f"cut {sum(cut):,} of {counted(len(texts), 'text')} to the {most:,} tokens that the encoder takes")

@@ -72,8 +72,8 @@ class Features(nn.Module):
             raise  # from a parameter without values, on the device "meta"
         except Exception as error:
             raise ValueError(
-                f"{name} does not run on inputs of shape {size} ({one_line(error)[:200]}): give an example, or a size, "
-                "that it takes"
+                f"{name} does not run on inputs of shape {size} ({one_line(error)[:200]}): give an example that it "
+                "takes, or a size if the network is given by its name"
             ) from None
         if not isinstance(found, Tensor) or found.dim() not in (2, 3, 4):
             shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

@@ -24,14 +24,24 @@ def check_images(images: Tensor, shape: ImageShape, weight: Tensor | None, least
         ValueError: the images have another shape; a single image without a batch too.
     """
     check_input("images", images, weight)
-    found = tuple(images.shape[1:])
-    fits = images.dim() == 4 and all(size in (None, own) for size, own in zip(shape, found, strict=True))
-    if not fits or min(found[1:]) < least:
+
+    def fits(found: tuple[int, ...]) -> bool:
+        sizes = len(found) == 4 and all(size in (None, own) for size, own in zip(shape, found[1:], strict=True))
+        return sizes and min(found[2:]) >= least
+
+    if not fits(found := tuple(images.shape)):
         names = zip(shape, ("channels", "height", "width"), strict=True)
         expected = ", ".join(name if size is None else str(size) for size, name in names)
         end = f", height and width at least {least}" if least > 1 else ""
-        alone = ": add a batch dimension by images.unsqueeze(0)" if images.dim() == 3 else ""
-        raise ValueError(f"expected images of shape (batch, {expected}){end}, got {tuple(images.shape)}{alone}")
+        ways = {
+            "a single image needs images.unsqueeze(0)": (1, *found),
+            "gray images without channels need images.unsqueeze(1)": (*found[:1], 1, *found[1:]),
+            "a single gray image needs images[None, None]": (1, 1, *found),
+            "channels that come last need images.movedim(-1, 1)": (*found[:1], *found[-1:], *found[1:-1]),
+        }
+        right = [way for way, then in ways.items() if fits(then)]
+        advice = f": {', '.join(right)}" if right else ""
+        raise ValueError(f"expected images of shape (batch, {expected}){end}, got {found}{advice}")
 
 
 def check_embeddings(embeddings: Tensor, mask: Tensor | None, weight: Tensor) -> None:

@@ -38,7 +38,7 @@ class ReconstructingCapsNet(nn.Module):
     def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:
         """Reconstruct the images from the class capsule of each label, or from the most active one."""
         if self.decoder is None:
-            raise RuntimeError(f"this {type(self).__name__} has no decoder: build it with decoder=(512, 1024)")
+            raise RuntimeError(f"this {type(self).__name__} has no decoder: build it with one, by the argument decoder")
         return self.decoder(capsules, labels)
 
     def check_images(self, images: Tensor) -> None:

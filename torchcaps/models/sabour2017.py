@@ -113,7 +113,7 @@ def capsnet_digits(
 ) -> CapsNet:
     """A small CapsNet for the 8x8 UCI digits: 3x3 kernels, 16 types."""
     if routing is not None and iterations != 3:
-        raise ValueError(f"iterations={iterations} is of the dynamic routing: give it to {type(routing).__name__}")
+        raise ValueError(f"iterations={iterations} is of the dynamic routing, and routing has its own: leave it out")
     return CapsNet(
         image_size=8,
         classes=classes,

@@ -174,16 +174,24 @@ class CapsuleHead(nn.Module):
         return features[..., None, None] if dims == 2 else features.transpose(1, 2).unsqueeze(-1)
 
     def _advice(self, size: tuple[int, ...]) -> str:
-        if 0 in size[1:]:
+        if 0 in size:
             return ""
+        if size == (self.in_features,):
+            return ": a single vector needs features.unsqueeze(0)"
         if len(size) == 4 and size[3] == self.in_features:
             return ": the channels come last, give features.movedim(-1, 1)"
         if len(size) == 3 and size[1] == self.in_features:
             return ": the tokens come last, give features.transpose(1, 2)"
         if len(size) == 2 and size[1] % self.in_features == 0:
             return ": these may be flattened maps, give the maps themselves"
-        if len(size) in (2, 3, 4):
-            return f": make the head with in_features={size[1 if len(size) == 4 else -1]}"
+        if len(size) == 3 and size[0] == self.in_features:
+            return f": a single map needs features.unsqueeze(0), tokens a head with in_features={size[-1]}"
+        if len(size) == 4 and size[2] * size[3] == self.in_features:
+            return ": tokens with heads of attention need features.flatten(2)"
+        if len(size) == 4:
+            return f": make the head with in_features={size[1]} if these are the channels"
+        if len(size) in (2, 3):
+            return f": make the head with in_features={size[-1]}"
         return ""
 
     def extra_repr(self) -> str:

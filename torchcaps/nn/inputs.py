@@ -23,9 +23,10 @@ def as_capsules(x: Capsules | Tensor, weight: Tensor | None, takes_half: bool = 
         TypeError, ValueError: the poses or the scores do not fit the layer's weights, see `check_input`.
     """
     if not isinstance(x, (Capsules, Tensor)):
-        raise TypeError(f"expected Capsules or a tensor of poses, got {shown_with_type(x)}")
+        raise TypeError(f"expected Capsules or a tensor of poses, got {shown_with_type(x, torch.is_tensor)}")
     capsules = x if isinstance(x, Capsules) else Capsules(x)
-    check_input("poses", capsules.poses, weight, takes_half)
+    sums_float32 = weight is not None and weight.dtype != torch.float64  # as votes of half precision are summed
+    check_input("poses", capsules.poses, weight, takes_half and sums_float32)
     if capsules.scores is None:
         return capsules
     return capsules._replace(scores=as_logits(capsules.scores, capsules.poses))
@@ -60,9 +61,21 @@ def check_children(
         raise ValueError(f"expected at least one child (score -inf for padding), got poses of shape {shape}")
     name, found = ("types", capsule_dims[0]) if share_positions else ("in_capsules", children)
     if count is not None and found != count:
-        raise ValueError(f"expected {name}={count}, got {found} (poses of shape {shape})")
+        advice = "" if share_positions else _each_alone(capsule_dims, count)
+        raise ValueError(f"expected {name}={count}, got {found} (poses of shape {shape}){advice}")
     if capsules.scores is not None and tuple(capsules.scores.shape) != without_pose:
         raise ValueError(f"expected scores of shape {without_pose}, got {tuple(capsules.scores.shape)}")
+
+
+def _each_alone(dims: tuple[int, ...], count: int) -> str:
+    """Return how the capsules of each position, such as a token's heads of attention, are routed by themselves."""
+    if len(dims) < 2 or dims[-1] != count:
+        return ""
+    others = len(dims) - 1
+    return (
+        f": to route the {count} of each position alone, flatten the batch and the positions by .flatten(0, {others}), "
+        f"and give the parents their positions again by .unflatten(0, (-1, {', '.join(map(str, dims[:-1]))}))"
+    )
 
 
 def flat_poses(capsules: Capsules, pose: tuple[int, ...]) -> Tensor:
@@ -104,7 +117,7 @@ def check_labels(labels: Tensor, classes: int, device: torch.device) -> None:
         ValueError: they have another shape or device, or are out of range.
     """
     if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a tensor of class indices, got {shown_with_type(labels)}")
+        raise TypeError(f"labels must be a tensor of class indices, got {shown_with_type(labels, torch.is_tensor)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"labels must be class indices, integers, got {labels.dtype}: convert them by .long()")
     if labels.dim() != 1:

@@ -165,7 +165,9 @@ def _check_pair(x: Tensor, y: Tensor) -> None:
     if x.device != y.device:
         raise ValueError(f"one batch is on {x.device} and the other on {y.device}: move one of them")
     if at_least_float32(x).dtype != at_least_float32(y).dtype:
-        raise TypeError(f"one batch is {x.dtype} and the other {y.dtype}: convert one of them")
+        raise TypeError(
+            f"one batch is {x.dtype} and the other {y.dtype}: convert that of torch.float64 by .to(torch.float32)"
+        )
 
 
 def _samples(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -172,4 +172,4 @@ def _check_like(poses: Tensor, name: str, x: Tensor) -> None:
     check_device(name, x, "poses", poses.device)
     sums = torch.float32 if poses.dtype in HALF else poses.dtype
     if x.dtype != sums and not (x.dtype in HALF and sums == torch.float32):
-        raise TypeError(f"{name} is {x.dtype} and the poses are {poses.dtype}: convert one of them")
+        raise TypeError(f"{name} is {x.dtype} and the poses are {poses.dtype}: convert {name} by .to({sums})")

@@ -137,7 +137,8 @@ class ComputedVotes(Votes):
             return self.all_stored().moments(agreement, betas, eps)
         if isinstance(agreement, (UnitDot, SigmoidDot)):
             kind = type(agreement).__name__
-            raise ValueError(f"moments cannot be weighted by a {kind}: use Dot or Gaussian, or weighted_sum")
+            other = "weighted_sum" if isinstance(agreement, UnitDot) else "net_sum"
+            raise ValueError(f"moments cannot be weighted by a {kind}: use Dot or Gaussian, or {other}")
         tensors = self._tensors_of(agreement)._replace(betas=self.by_place(betas))
         mass, mean, variance, benefit = self.reduce("moments", tensors, self.options._replace(eps=eps))
         return Moments(mass, mean, variance, None if betas is None else benefit)

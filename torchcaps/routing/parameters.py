@@ -157,11 +157,12 @@ def _check_value(name: str, x: Any, expected: tuple[int, ...], votes: Votes | No
     """Check a tensor that takes the place of a parameter of the expected shape, also beside votes if there are some.
     Sizes of 1 are broadcast."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"{name} must be a tensor of floating-point numbers, got {shown_with_type(x)}")
+        raise TypeError(f"{name} must be a tensor of floating-point numbers, got {shown_with_type(x, torch.is_tensor)}")
     sizes = tuple(x.shape)
     if len(sizes) != len(expected) or any(n not in (1, m) for n, m in zip(sizes, expected, strict=True)):
         raise ValueError(f"expected {name} of shape {expected}, got {sizes}")
     if votes is not None:
         check_device(name, x, "votes", votes.device)
         if torch.promote_types(x.dtype, votes.dtype) not in (votes.dtype, torch.float32):
-            raise TypeError(f"{name} is {x.dtype} and the votes are {votes.dtype}: convert one of them")
+            needed = torch.promote_types(votes.dtype, torch.float32)
+            raise TypeError(f"{name} is {x.dtype} and the votes are {votes.dtype}: convert {name} by .to({needed})")

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from torchcaps.utils.checks import counted, nearest
 from torchcaps.utils.private import is_traced
@@ -145,7 +146,8 @@ def refusal(name: str, value: Any, kind: Kind) -> Exception:
     """Return the error about an argument that is not what it must be."""
     wrong_value = kind.has_type(value)
     error = ValueError if wrong_value else TypeError
-    return error(f"{name} must be {kind.text}, got {shown(value) if wrong_value else shown_with_type(value)}")
+    got = shown(value) if wrong_value else shown_with_type(value, kind.fits)
+    return error(f"{name} must be {kind.text}, got {got}")
 
 
 @functools.cache
@@ -323,14 +325,24 @@ def shown(value: Any) -> str:
     return " ".join(_short.repr(value).split())
 
 
-def shown_with_type(value: Any) -> str:
-    """Return a value of a wrong type as an error message shows it."""
+def shown_with_type(value: Any, fits: Callable[[Any], bool] = lambda x: False) -> str:
+    """Return a value of a wrong type as an error message shows it, with its fields that are what is expected.
+
+    Args:
+        value: the value.
+        fits: whether another value is what is expected.
+    """
     if isinstance(value, type):
         return f"the class {value.__name__}: create an instance, {value.__name__}(...)"
     if isinstance(value, torch.nn.Module):
         return f"the module {type(value).__name__}"
+    if isinstance(value, PackedSequence) and fits(value.data):
+        mask = "(torch.arange(x.shape[1]) < lengths[:, None]).to(x.device)"
+        unpacked = "x, lengths = pad_packed_sequence(packed, batch_first=True)"
+        return f"a PackedSequence: give x of {unpacked}, with the mask {mask}"
     if hasattr(type(value), "_fields"):  # Capsules or Prediction, whose tensors would fill many lines
-        return f"{_a(type(value))}: give one of its fields, {', '.join(type(value)._fields)}"
+        fields = [name for name, x in zip(type(value)._fields, value, strict=True) if fits(x)]
+        return f"{_a(type(value))}{': give its ' if fields else ''}{' or its '.join(fields)}"
     return shown(value) if value is None or isinstance(value, Tensor) else f"{shown(value)} ({type(value).__name__})"
 
 
@@ -349,21 +361,31 @@ def check_input(name: str, x: Tensor, weight: Tensor | None, takes_half: bool = 
         ValueError: it is on another device.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {shown_with_type(x)}")
+        raise TypeError(f"{name} must be a tensor, got {shown_with_type(x, torch.is_tensor)}")
     if not x.is_floating_point():
-        scaled = " (divide bytes by 255)" if x.dtype == torch.uint8 else ""
-        raise TypeError(f"{name} must be floating-point numbers, got {x.dtype}: convert them by .float(){scaled}")
+        raise TypeError(f"{name} must be floating-point numbers, got {x.dtype}: {_as_floats(name, x)}")
     if weight is None:
         return
     if x.device != weight.device:
         raise ValueError(
-            f"the {name} are on {x.device} and the layer's weights on {weight.device}: move one of them by "
-            f".to({str(x.device)!r})"
+            f"the {name} are on {x.device} and the weights on {weight.device}: move the {name} by "
+            f".to({str(weight.device)!r}), or the weights by .to({str(x.device)!r})"
         )
     if x.dtype != weight.dtype and not (takes_half and x.dtype in HALF) and not _autocast(x, weight):
         raise TypeError(
-            f"the {name} are {x.dtype} and the layer's weights {weight.dtype}: convert one of them by .to({x.dtype})"
+            f"the {name} are {x.dtype} and the weights {weight.dtype}: convert the {name} by .to({weight.dtype})"
         )
+
+
+def _as_floats(name: str, x: Tensor) -> str:
+    """Return what to do about inputs that are no floating-point numbers."""
+    if x.is_complex():
+        return "give real numbers, such as torch.view_as_real(x).flatten(-2) or x.abs()"
+    if x.dtype == torch.uint8:
+        return "convert bytes by .float() / 255"
+    if x.dtype == torch.bool or name in ("images", "scores"):
+        return "convert them by .float()"
+    return "give token ids to an nn.Embedding first, and convert other numbers by .float()"
 
 
 def _autocast(x: Tensor, weight: Tensor) -> bool:
