@@ -244,6 +244,14 @@ def test_texts_that_are_too_long(folders, tmp_path):
         encoder(folders["gpt2"], tmp_path).embed([])
 
 
+def test_a_text_without_tokens(folders, tmp_path):
+    config = shutil.copytree(folders["gpt2"], tmp_path / "no end") / "tokenizer_config.json"
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps({key: value for key, value in values.items() if "eos" not in key}))
+    with pytest.raises(DataError, match=r"and ''... has 0: choose another encoder, or leave out the text$"):
+        encoder(config.parent, tmp_path).embed([""])
+
+
 def test_states_beyond_half_precision(folders, tmp_path):
     model = transformers.AutoModel.from_pretrained(folders["bert"])
     model.encoder.layer[1].output.LayerNorm.bias.data.fill_(1e6)

@@ -260,3 +260,13 @@ def test_kl_by_hand_and_in_plain_loops():
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make(torch.randn(4, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_batches_of_two_precisions(dtype):
+    """The error says which one to convert, and to what."""
+    x, y = torch.randn(4, 3, dtype=dtype), torch.randn(4, 3, dtype=torch.float64)
+    for pair in ((x, y), (y, x)):
+        with pytest.raises(TypeError, match=r": convert that of torch.float64 by .to\(torch.float32\)$"):
+            sinkhorn_divergence(*pair)
+    assert sinkhorn_divergence(x, y.to(torch.float32)).isfinite()

@@ -31,12 +31,13 @@ from torchcaps import (
     squash,
 )
 from torchcaps.functional import margin_loss, sinkhorn_divergence, spread_loss, transport_cost
-from torchcaps.ops import Softmax
+from torchcaps.ops import LinearVotes, SigmoidDot, Softmax, UnitDot
 from torchcaps.routing import (
     DynamicRouting,
     EMRouting,
     HeinsenRouting,
     InvertedAttentionRouting,
+    RandomRouting,
     Routing,
     VectorNormRouting,
 )
@@ -275,6 +276,37 @@ def test_votes_and_their_scores():
         calls.assert_our_error(error.value)
 
 
+@pytest.mark.parametrize("of_votes", [torch.float16, torch.float32])
+def test_values_are_converted_as_the_error_says(of_votes):
+    votes, values = torch.rand(2, 6, 3, 4).to(of_votes), torch.zeros(6, 3, dtype=torch.float64)
+    with pytest.raises(TypeError, match=r": convert logits by .to\(torch.float32\)$"):
+        RandomRouting().with_values(logits=values)(votes)
+    assert RandomRouting().with_values(logits=values.to(torch.float32))(votes).poses.dtype == of_votes
+
+
+def test_weights_of_votes_are_converted_as_the_error_says():
+    for poses, weight, needed in (
+        (torch.float16, torch.float64, torch.float32),
+        (torch.float32, torch.float64, torch.float32),
+        (torch.float64, torch.float32, torch.float64),
+        (torch.float64, torch.float16, torch.float64),
+    ):
+        x, w = torch.rand(2, 6, 1, 4).to(poses), torch.rand(6, 3, 4, 5).to(weight)
+        with pytest.raises(TypeError, match=rf": convert weight by .to\({needed}\)$"):
+            LinearVotes(x, w, None, (5,))
+        assert DynamicRouting()(LinearVotes(x, w.to(needed), None, (5,))).poses.shape == (2, 3, 5)
+
+
+def test_what_the_moments_of_an_agreement_are_replaced_by():
+    votes = LinearVotes(torch.rand(2, 6, 1, 4), torch.rand(6, 3, 4, 5), None, (5,), backend="tiled")
+    for agreement, use in (
+        (UnitDot(torch.rand(2, 3, 5)), "weighted_sum"),
+        (SigmoidDot(torch.rand(2, 3, 5), torch.rand(6, 3), torch.ones(2)), "net_sum"),
+    ):
+        with pytest.raises(ValueError, match=f"use Dot or Gaussian, or {use}$"):
+            votes.moments(agreement)
+
+
 @pytest.mark.parametrize("weights", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("given", [torch.float16, torch.float32, torch.float64])
 def test_inputs_are_converted_to_the_weights(given, weights):
@@ -287,9 +319,8 @@ def test_inputs_are_converted_to_the_weights(given, weights):
         (create_model("capsnet_digits", decoder=False), torch.rand(2, 1, 8, 8)),
     ):
         module, x = module.to(weights), x.to(given)
-        takes_half = (
-            given == torch.float16 and weights != torch.float64 and isinstance(module, (CapsuleLinear, CapsuleShared))
-        )
+        is_layer = isinstance(module, (CapsuleLinear, CapsuleShared))
+        takes_half = is_layer and given == torch.float16 and weights != torch.float64
         if given != weights and not takes_half:
             said = rf"^the (.*) are {given} and the weights {weights}: convert the \1 by \.to\({weights}\)$"
             with pytest.raises(TypeError, match=said):
