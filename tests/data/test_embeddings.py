@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from torchcaps.data import DataError, Encoder, embeddings
+from torchcaps.data.encoder import _no_model
 
 TEXTS = ["a good film .", "bad", "is not very , very bad", "a good film ."]
 
@@ -297,6 +298,13 @@ def test_folders_without_a_model(folders, tmp_path, monkeypatch):
         encoder(asking, tmp_path).embed(["bad"])
     with pytest.raises(ValueError, match="revision is for models on the Hub, and .* is a folder: leave it out"):
         Encoder(str(tmp_path / "empty"), revision="main")
+
+
+def test_a_model_of_the_hub_that_cannot_be_loaded():
+    """Only what was not found may be found online."""
+    said = str(_no_model("someone/tiny", ValueError("its tokenizer needs a package")))
+    assert said.endswith("(ValueError: its tokenizer needs a package): mend this, or choose another encoder")
+    assert "go online once, check its name, or" in str(_no_model("someone/tiny", ConnectionError("no answer")))
 
 
 def test_models_of_the_hub_without_a_network(folders, tmp_path, monkeypatch):

@@ -355,6 +355,13 @@ def test_networks_by_name_that_cannot_be_had(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ImportError, match="'timm/resnet18' needs timm, which is missing: pip install timm"):
         add_capsules("timm/resnet18", 3)
+
+    def fail(*arguments):
+        raise ModuleNotFoundError("No module named 'packaging.x'", name="packaging.x")
+
+    monkeypatch.setattr("torchcaps.models.libraries._of_timm", fail)
+    with pytest.raises(ImportError, match=r"needs packaging.x, which is missing: install it$"):
+        add_capsules("timm/resnet18", 3)
     for name in ("resnet18", "keras/resnet", "timm/"):
         with pytest.raises(ValueError, match="expected the name of a network, 'torchvision/NAME', 'timm/NAME' or "):
             add_capsules(name, 3)

@@ -351,6 +351,12 @@ def test_inputs_of_other_kinds(x, said):
             module(x)
     with pytest.raises(TypeError, match=r"^images must be .*, got torch.int64: convert them by .float\(\)$"):
         create_model("capsnet_digits")(torch.zeros(2, 1, 8, 8).long())
+    with pytest.raises(
+        TypeError, match="^embeddings must be .*: give the hidden states of an encoder, not its tokens$"
+    ):
+        create_model("heinsen_sst", layers=2, width=4)(torch.zeros(2, 3).long())
+    with pytest.raises(TypeError, match=r"^labels must be .*, got torch.float32: convert whole numbers by .long\(\)$"):
+        margin_loss(torch.rand(2, 3), torch.ones(2))
 
 
 def test_fields_that_are_expected():

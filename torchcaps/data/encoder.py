@@ -317,9 +317,11 @@ def _no_model(name: str, error: Exception) -> DataError:
         return DataError(
             f"{name} is not a folder from which transformers can load a model and its tokenizer ({reason})"
         )
+    if not isinstance(error, OSError):  # such as a package that its tokenizer needs
+        return DataError(f"the encoder {name!r} cannot be loaded ({reason}): mend this, or choose another encoder")
     return DataError(
         f"the encoder {name!r} is not a folder with a model, not in Hugging Face's cache, and cannot be downloaded "
-        f"({reason}): go online once, or give a folder with its configuration, weights and tokenizer"
+        f"({reason}): go online once, check its name, or give a folder with its configuration, weights and tokenizer"
     )
 
 

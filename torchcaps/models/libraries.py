@@ -58,7 +58,9 @@ def named_network(name: str, pretrained: bool, size: int | None = None) -> Named
     try:
         return build(network, pretrained, size)
     except ModuleNotFoundError as error:
-        raise ImportError(f"{name!r} needs {error.name}, which is missing: pip install {library}") from None
+        missing = error.name or ""
+        advice = f"pip install {library}" if missing.partition(".")[0] == library else "install it"
+        raise ImportError(f"{name!r} needs {missing}, which is missing: {advice}") from None
     except NotImplementedError:
         raise  # from a parameter without values, on the device "meta"
     except Exception as error:  # each library raises its own, also while it downloads

@@ -119,7 +119,8 @@ def check_labels(labels: Tensor, classes: int, device: torch.device) -> None:
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor of class indices, got {shown_with_type(labels, torch.is_tensor)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be class indices, integers, got {labels.dtype}: convert them by .long()")
+        advice = "convert whole numbers by .long()"
+        raise TypeError(f"labels must be class indices, integers, got {labels.dtype}: {advice}")
     if labels.dim() != 1:
         raise ValueError(f"expected class indices of shape (batch,), got {shown(labels)}")
     if labels.device != device:

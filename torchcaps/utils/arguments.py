@@ -385,6 +385,8 @@ def _as_floats(name: str, x: Tensor) -> str:
         return "convert bytes by .float() / 255"
     if x.dtype == torch.bool or name in ("images", "scores"):
         return "convert them by .float()"
+    if name == "embeddings":
+        return "give the hidden states of an encoder, not its tokens"
     return "give token ids to an nn.Embedding first, and convert other numbers by .float()"
 
 
