@@ -180,7 +180,7 @@ def test_bad_cycles():
     ("inputs", "labels", "error", "message"),
     [
         (torch.rand(3, 2), torch.tensor([0.0, 1, 2]), TypeError, "labels must be .* integers, got torch.float"),
-        (torch.ones(3, 2).byte(), torch.arange(3), TypeError, r"inputs must be .* \(divide bytes by 255\)"),
+        (torch.ones(3, 2).byte(), torch.arange(3), TypeError, r"inputs must be .*: convert bytes by .float\(\) / 255"),
         ((torch.rand(3, 2), torch.ones(3) > 0), torch.arange(3), TypeError, "inputs must be .*, got torch.bool"),
     ],
 )
