@@ -565,6 +565,12 @@ def test_a_table_names_pictures_and_their_classes(tmp_path, capfd):
     [
         (["image,label", "0,a", "1,b"], {}, "no column 'file'"),
         (
+            ["0,a", "1,b", "2,a"],
+            {},
+            'if the first line is a sample, name the columns by --data.columns "[file, label]"',
+        ),
+        (["0,a", "1,b", "2,a"], {"columns": ["file", "label"]}, "has no picture to test on"),
+        (
             ["file,label", "0,a", "9,b"],
             {},
             "line 3: no picture, or more than one, is called '9': mend such rows, or leave",

@@ -249,10 +249,10 @@ WANTED = {"data.text": "text", "data.label": "label"}
     ("content", "wanted", "names"),
     [
         (messages(), WANTED, '"[label, text]"'),
-        (news(), WANTED, '"[label, column2, text]"'),
-        (news(), {"data.text": "column2", "data.label": "stars"}, '"[stars, column2_, column2]"'),
-        (news(), {"--column": "text"}, '"[column1, column2, text]"'),
-        (news(), {"data.text": "it's $x", "data.label": "no"}, """'["no", "column2", "it'"'"'s $x"]'"""),
+        (news(), WANTED, '"[label, text, column3]"'),
+        (news(), {"data.text": "column3", "data.label": "stars"}, '"[stars, column3, column3_]"'),
+        (news(), {"--column": "text"}, '"[column1, text, column3]"'),
+        (news(), {"data.text": "it's $x", "data.label": "no"}, """'["no", "it'"'"'s $x", "column3"]'"""),
     ],
 )
 def test_a_first_line_that_is_a_sample(tmp_path, content, wanted, names):

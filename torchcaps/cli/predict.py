@@ -154,7 +154,9 @@ def _samples(options: argparse.Namespace, trained: "Trained") -> Iterator[Sample
             yield from _texts(path, column, options.columns)
     elif isinstance(trained.data, ImageData):
         for path in options.paths:
-            yield from _pictures(path, options.column or getattr(trained.data, "picture_column", "file"), options.columns)
+            yield from _pictures(
+                path, options.column or getattr(trained.data, "picture_column", "file"), options.columns
+            )
     else:
         raise BadInput(f"predictions are for pictures and texts, and {type(trained.data).__name__} has neither")
 

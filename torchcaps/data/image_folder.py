@@ -87,6 +87,7 @@ class ImageFolder(ImageData):
             of each class. It names a picture by its path in `folder` or by the name of its file, with or without the
             ending.
         picture, label: names of its columns with the pictures and with their classes.
+        columns: names of all of its columns if it has no header line; None if it has one.
         group: what pictures of one group, such as a patient, have in common: "folder", the first folder within that of
             the class; a column of the table; or a regular expression, what it matches in the name of the file without
             its ending, or what its brackets match. "none" for no groups; with None a line says if there seem to be
@@ -122,6 +123,7 @@ class ImageFolder(ImageData):
         table: str | None = None,
         picture: str = "file",
         label: str = "label",
+        columns: list[str] | None = None,
         group: str | None = None,
         augmentations: list[Augmentation] | None = None,
         val_share: Fraction = 0.15,
@@ -134,7 +136,8 @@ class ImageFolder(ImageData):
         shuffle_labels: bool = False,
     ) -> None:
         self.folder, self.split, self.skip_bad, self.fit = folder, split, skip_bad, fit
-        self.table, self.picture_column, self.label_column, self.group = table, picture, label, group
+        self.table, self.picture_column, self.label_column, self.columns = table, picture, label, columns
+        self.group = group
         self.val_share, self.test_share = val_share, test_share
         if window is not None and not window[0] < window[1]:
             raise ValueError(f"window must be two numbers, the smaller one first, got {window[0]:g} and {window[1]:g}")
@@ -398,9 +401,8 @@ class ImageFolder(ImageData):
     def _listed(self) -> PictureList:
         if self.table is None:
             return pictures_in_folders(self._folder, self.group)
-        return pictures_in_table(
-            self._folder, self.table, self.picture_column, self.label_column, self.group, self.skip_bad
-        )
+        names = self.picture_column, self.label_column, self.columns
+        return pictures_in_table(self._folder, self.table, *names, self.group, self.skip_bad)
 
     @property
     def _files(self) -> dict[str, str]:

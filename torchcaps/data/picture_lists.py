@@ -96,7 +96,13 @@ def pictures_in_folders(folder: Path, group: str | None = None) -> PictureList:
 
 
 def pictures_in_table(
-    folder: Path, name: str, picture: str, label: str, group: str | None = None, skip_bad: bool = False
+    folder: Path,
+    name: str,
+    picture: str,
+    label: str,
+    columns: list[str] | None = None,
+    group: str | None = None,
+    skip_bad: bool = False,
 ) -> PictureList:
     """Find the pictures of a folder that a table names.
 
@@ -104,6 +110,7 @@ def pictures_in_table(
         folder: the folder; pictures may lie in further folders within it.
         name: path of the table.
         picture, label: names of its columns with the pictures and with their classes.
+        columns: names of all columns of a table without a header line; None if it has one.
         group: see `ImageFolder`.
         skip_bad: whether rows without a picture or a class are left out. Otherwise they are an error.
 
@@ -112,9 +119,8 @@ def pictures_in_table(
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: expected the folder of the pictures that {name} names")
-    table = read_table(name)
-    table.check_column(picture, "data.picture")
-    table.check_column(label, "data.label")
+    table = read_table(name, columns)
+    table.check_columns({"data.picture": picture, "data.label": label}, "--data.columns")
     pictures, others = find_pictures(folder)
     by_name = pictures_by_name(folder, pictures)
     classes: dict[str, str] = {}

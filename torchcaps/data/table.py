@@ -91,8 +91,10 @@ class Table(NamedTuple):
         """Return names for all columns: the wanted ones where texts and labels seem to be."""
         rows = [self.columns, *map(self._stripped, self.rows)]
         columns = list(zip(*rows, strict=True))
-        places = sorted(range(len(columns)), key=lambda i: -sum(map(len, columns[i])))  # texts are longest,
-        places[1:] = sorted(places[1:], key=lambda i: len(set(columns[i])))  # and labels few
+        # Texts are many and long.
+        few = {i for i, values in enumerate(columns) if 2 * len(set(values)) <= len(rows)}
+        places = sorted(range(len(columns)), key=lambda i: (i in few, -sum(map(len, columns[i]))))
+        places[1:] = sorted(places[1:], key=lambda i: (len(set(columns[i])), sum(map(len, columns[i]))))  # labels few
         names = dict(zip(places, wanted, strict=False))
         others = [f"column{i + 1}" for i in range(len(columns))]
         return [names.get(i, f"{x}_" if x in wanted else x) for i, x in enumerate(others)]

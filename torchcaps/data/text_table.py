@@ -123,8 +123,7 @@ class TextTable(TextData):
         super().__init__(encoder=encoder, **options)
         check_shares(val_share, test_share)
         check_names(class_names)
-        columns: list[str] | None = None,
-        group: str | None = None,
+        self.file, self.text, self.label, self.columns, self.group = file, text, label, columns, group
         self.val_file, self.test_file, self.split = val_file, test_file, split
         self.val_share, self.test_share, self.skip_bad = val_share, test_share, skip_bad
         self._class_names = class_names
@@ -190,7 +189,21 @@ class TextTable(TextData):
             parts[of] = self._read(file)
         for part in ("train", "test"):
             if not parts[part]:
-        self.file, self.text, self.label, self.columns, self.group = file, text, label, columns, group
+                if self.split is not None:
+                    advice = "choose another split"
+                elif self.test_share:
+                    kind = "texts" if self.group is None else "groups"
+                    advice = f"a class needs {LEAST} different {kind} to be split: add some"
+                else:
+                    advice = "set data.test_share above 0"
+                test_file = ", or give a data.test_file" if part == "test" else ""
+                raise DataError(f"{self.split or self.file}: has no text for the {part} part: {advice}{test_file}")
+        if self.group is not None:
+            groups = ((sample.group, part) for part, samples in parts.items() for sample in samples)
+            advice = (
+                "set data.split to null for a new split" if self.split else "leave such rows out of one of the files"
+            )
+            check_groups(groups, self.split or ", ".join([str(self.file), *self._own_files.values()]), advice)
         return parts
 
     @checked
@@ -271,21 +284,9 @@ class TextTable(TextData):
 
     def _read(self, file: str) -> list[Sample]:
         """Read the rows of a file that have a text and a label."""
-                if self.split is not None:
-                    advice = "choose another split"
-                elif self.test_share:
-                    kind = "texts" if self.group is None else "groups"
-                    advice = f"a class needs {LEAST} different {kind} to be split: add some"
-                else:
-                    advice = "set data.test_share above 0"
-                test_file = ", or give a data.test_file" if part == "test" else ""
-                raise DataError(f"{self.split or self.file}: has no text for the {part} part: {advice}{test_file}")
-        if self.group is not None:
-            groups = ((sample.group, part) for part, samples in parts.items() for sample in samples)
-            advice = (
-                "set data.split to null for a new split" if self.split else "leave such rows out of one of the files"
-            )
-            check_groups(groups, self.split or ", ".join([str(self.file), *self._own_files.values()]), advice)
+        table = read_table(file, self.columns)
+        wanted = {"data.text": self.text, "data.label": self.label}
+        table.check_columns(wanted if self.group is None else wanted | {"data.group": self.group}, "--data.columns")
         samples, bad = [], []
         for line, values in table.rows:
             group = values[self.group].strip() if self.group is not None else ""
