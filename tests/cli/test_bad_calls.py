@@ -79,11 +79,20 @@ OVERRIDES = [
     ("--trainer.limit_val_batches 1.5", r"limit_val_batches must be a number of batches, .* to 1\.0, got 1\.5"),
     ("--seed_everything -1", "seed_everything must be from 0 to 4294967295, got -1"),
     ("--seed_everything", "--seed_everything has no value"),
+    ("--model.network torchcap.models.capsnet_digits", "is no class of .*: correct the name, or allow its code to run"),
     ("--modl capsnet_mnist", r"unknown argument --modl; did you mean --model\?"),
     ("--config other.yaml", "unknown argument --config"),
     # Found when the first step begins.
     ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/nope", "did you mean val/loss"),
-    ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss", "no validation: set data.val_size"),
+    (
+        "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss",
+        "no validation: set data.val_size to mo",
+    ),
+    (
+        "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss --data.val_size 64 "
+        "--trainer.limit_val_batches 0",
+        "no validation: set trainer.limit_val_batches to more than 0",
+    ),
     ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/accuracy", "set its mode to max"),
     (
         "--model.reconstruction_weight 0 --model.network torch.nn.Conv2d --model.network.in_channels 1 "
@@ -107,6 +116,7 @@ def test_overrides(capfd, overrides, said):
 FILES = [
     ("model: {network: {init_args: {iteration: 3}}}", "mine.yaml: model.network.iteration: there is no 'iteration'"),
     ("model: {network: {iterations: 5}}", "mine.yaml: model.network.iterations: arguments of a class stand in its in"),
+    ("model: {network: {class_path: torchcaps.models.capsnet_digits, init_arg: {}}}", "did you mean init_args"),
     ("model: {network: {init_args: 5}}", "mine.yaml: model.network: must have values of its own, .*, got 5"),
     ("model: {network: {class_path: {a: 1}}}", "model.network: must be the name of a class or a function, got "),
     ("model: {network: [a, b]}", r"model.network\[0\]: there is no Module called 'a'"),
@@ -124,7 +134,7 @@ FILES = [
         "trainer: {strategy: {class_path: lightning.pytorch.strategies.DeepSpeedStrategy}}",
         "trainer.strategy cannot be DeepSpeed, whose checkpoints are folders that no command reads: use",
     ),
-    ("trainer: {on: 6}", "mine.yaml: trainer: names must be texts, got True"),
+    ("trainer: {on: 6}", "mine.yaml: trainer: names must be texts, got True: write it in quotes if it is one"),
     ("trainer: {max_epochs: 1, max_epochs: 3}", "the key 'max_epochs' stands twice"),
     ("trainer: [", "mine.yaml cannot be read as a recipe: "),
     (
@@ -175,7 +185,7 @@ COMMANDS = [
     ("train \udcff.yaml", "no file"),
     ("train sabour2017/table1/cnn --trainer.max_steps 1", "nowhere/mnist.*train-images-idx3-ubyte.gz"),
     ("train heinsen2019/table1/heinsen --small --trainer.callbacks.warmup 3", r"warmup .* 3\.0\b"),
-    ("train quickstart --ckpt_path ''", "no checkpoint ."),
+    ("train quickstart --ckpt_path ''", "has no checkpoint of a run"),
     ("train {run} --trainer.max_epochs 1", "has finished 2 epochs, and this training ends after 1: give --trainer.max"),
     (
         "train {run} --model.optimizer.lr=0.5",
@@ -185,7 +195,14 @@ COMMANDS = [
     ("test {run} --data.ten_crop true", "ten_crop needs resize"),
     ("test quickstart --runs {runs} --ckpt_path best", "has no best checkpoint: its recipe keeps none"),
     ("explain {run} --shuffled nope", "--shuffled: there is no nope: give a checkpoint, or the folder of a run"),
-    ("explain empty", "no checkpoint under empty: give another folder"),
+    ("explain empty", "empty has no checkpoint of a run: give the folder of a run, such as runs/quickstart/version_0"),
+    ("explain {runs}", " has no checkpoint of a run: give the folder of a run"),
+    ("test {runs}/quickstart/version_9", "and .*/quickstart has no 'version_9'$"),
+    ("test {run}x.ckpt", "there is no checkpoint .*x.ckpt: give the path of a .ckpt file, or the folder of a run"),
+    (
+        "test quickstart --runs elsewhere",
+        "elsewhere/quickstart has no checkpoint of a run: train first, or give the --ru",
+    ),
     ("explain saved", "saved is a folder of `save_pretrained`, without the training: give a run or a checkpoint"),
     ("show saved", "saved has no model.safetensors|saved/config.json does not hold the values"),
 ]
@@ -246,7 +263,7 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     *[("has values that are NaN", lambda state: changed(state, lambda x: x * torch.nan))] * 3,  # of each command
     ("its epoch is not what `torchcaps train` writes", lambda state: state.update(epoch=10**30)),
     ("its global_step is not what `torchcaps train` writes", lambda state: state.update(global_step=-1)),
-    ("subprocess.getoutput needs --allow_code", lambda state: named(state, class_path="subprocess.getoutput")),
+    ("subprocess.getoutput is no class of", lambda state: named(state, class_path="subprocess.getoutput")),
 ]
 OF_THE_TRAINING: list[Callable[[dict[str, Any]], Any]] = [
     lambda state: processed(state, 8),

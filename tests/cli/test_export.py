@@ -68,7 +68,7 @@ def test_wrong_options(capfd):
     assert "--decoder is for --to onnx and torch" in said("--decoder", "--to", "safetensors")
     assert "--out must end in .pt2 for --to torch, got a.onnx" in said("--to", "torch", "--out", "a.onnx")
     assert "unknown argument --half" in said("--half")
-    assert "no checkpoint under runs/quickstart: run `torchcaps train quickstart` first" in said()
+    assert "runs/quickstart has no checkpoint of a run: train first, or give the --runs" in said()
     assert "no checkpoint gone.ckpt" in said("--ckpt_path", "gone.ckpt")
     Path("noise.ckpt").write_bytes(b"no checkpoint at all")
     assert "noise.ckpt is damaged" in said("--ckpt_path", "noise.ckpt")

@@ -101,7 +101,7 @@ def test_the_small_version_of_a_recipe(images_of_noise, monkeypatch, capfd):
     assert "channels: 32" in (run / "config.yaml").read_text()
     assert call("test", *recipe, "--ckpt_path", "last") == 0
     message = error_of(capfd, "test", recipe[0], "--ckpt_path", "last")  # of the full recipe there is none
-    assert message.endswith("run `torchcaps train zhao2019/table1/fashion-mnist-max` first")
+    assert message.endswith("has no checkpoint of a run: train first, or give the --runs and --small of its training")
 
 
 @pytest.mark.slow

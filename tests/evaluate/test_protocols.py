@@ -480,7 +480,7 @@ def test_a_reconstruction_gives_an_attack_away() -> None:
     numbers = evaluate(Subject(Drawing(), noisy, labels, far), ["attack"])["attack"]["numbers"]
     assert numbers["FGSM 0.3: successful and not suspected (%)"] == 100
     alone = evaluate(Subject(Drawing(), noisy, labels), ["attack"])["attack"]
-    assert alone["notes"] == ["there are no held-out images for the threshold of the reconstruction: set data.val_size"]
+    assert alone["notes"] == ["there are no held-out images for the threshold of the reconstruction: train with some"]
 
 
 # Corruptions

@@ -29,7 +29,7 @@ import optuna
 from torchcaps.search import study as studies
 from torchcaps.search.plan import Plan, read_plan
 from torchcaps.search.results import _write_recipe, best_of
-from torchcaps.search.study import Reports
+from torchcaps.search.study import EXPECTED, Reports
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -150,7 +150,8 @@ def test_a_search_goes_on_with_what_it_began_with(searched, capfd):
     said = "runs/mine/search_shared has trials of a search in another storage"
     assert said in error_of(capfd, "search", "mine.yaml", "--storage", "study.log")
     (FOLDER / "study.db").write_bytes(b"no database")
-    assert "cannot be opened: give a journal file" in error_of(capfd, *resume)
+    said = error_of(capfd, *resume)
+    assert "cannot be opened (" in said and said.endswith(f": {EXPECTED}")
 
 
 def test_journals_that_cannot_be_used(tmp_path, capfd):
@@ -162,18 +163,21 @@ def test_journals_that_cannot_be_used(tmp_path, capfd):
     command = ("search", "mine.yaml", "--storage", "study.log")
     for length in (len(text) - 1, len(text) // 2):
         journal.write_bytes(text[:length])
-        said = "the storage study.log is truncated: remove its last line, which is not whole, to go on"
+        said = "the storage study.log ends within a line: if no process is writing to it, remove this line to go on"
         assert said in error_of(capfd, *command)
         assert journal.read_bytes() == text[:length]
         journal.write_bytes(text[: text.rindex(b"\n", 0, length) + 1])
         open_study(plan, "study.log").ask(dict(plan.values))
-    for content in (b"[" * 100_000 + b"\n", b"[1]\n", b'{"a": 1}\n'):
-        journal.write_bytes(content)
-        assert "the storage study.log cannot be opened: give a journal" in error_of(capfd, *command)
+    journal.write_bytes(b'{"a": 1}\n')
+    assert "the storage study.log cannot be opened (" in error_of(capfd, *command)
+    for content in (b"[" * 100_000 + b"\n", b"[1]\n", b"SQLite format 3\x00 and more", b"a text"):
+        journal.write_bytes(content)  # a database, for one, of which no line may be removed
+        said = "the storage study.log is no journal file of Optuna's: expected a journal file of Optuna's, or the URL of a "
+        assert said in error_of(capfd, *command)
     journal.unlink()
     os.mkfifo(journal)  # nobody writes to it
     assert "the storage study.log is not a regular file" in error_of(capfd, *command)
-    with pytest.raises(ValueError, match="the storage postgresql://machine/x cannot be opened: "):
+    with pytest.raises(ValueError, match=r"the storage postgresql://machine/x cannot be opened \("):
         open_study(plan, "postgresql://me:secret@machine/x")
 
 
@@ -471,15 +475,19 @@ def test_bad_heads(capfd, change, said):
         (["mine.yaml", "--trials", "0"], "argument --trials: expected an integer of at least 1, got 0"),
         (["mine.yaml", "--resume"], "no search under runs/mine: leave out --resume to begin one"),
         (["mine.yaml", "--resume", "--storage", "study.log"], "--storage: not allowed with argument --resume"),
-        (["mine.yaml", "--storage", "mine.yaml"], "cannot be opened: give a journal file of Optuna's or"),
-        (["mine.yaml", "--storage", "sqlite:///no/folder/x.db"], "cannot be opened: give a journal file"),
-        (["mine.yaml", "--storage", "nosql://machine/x"], "cannot be opened: give a journal file"),
+        (["mine.yaml", "--storage", "mine.yaml"], f"the storage mine.yaml is no journal file of Optuna's: {EXPECTED}"),
+        (["mine.yaml", "--storage", "sqlite:///no/folder/x.db"], "cannot be opened ("),
+        (["mine.yaml", "--storage", "nosql://machine/x"], "cannot be opened ("),
         (["mine.yaml", "--data.batch_size", "8"], "data.batch_size is searched: leave out --data.batch_size, or take"),
         (
             ["mine.yaml", "--data.val_size=0"],
-            "a search needs a validation, and this recipe has none: set data.val_size",
+            "a search needs a validation, and this recipe has none: set data.val_size to more than 0; the test set",
         ),
         (["mine.yaml", "--trainer.limit_val_batches=0"], "trainer.limit_val_batches to more than 0"),
+        (
+            ["mine.yaml", "--trainer.num_nodes=2", "--trainer.accelerator=cpu"],
+            "set trainer.devices and trainer.num_nodes",
+        ),
         (["mine.yaml", "--trainer.devices=2", "--trainer.accelerator=cpu"], "a trial trains in one process"),
     ],
 )

@@ -13,7 +13,10 @@ import torchcaps
 from torchcaps.training.names import Names, Refused
 from torchcaps.training.signatures import UNKNOWN
 
-SAID = "needs --allow_code, which runs its code: it is no class of torchcaps, torch, lightning and torchmetrics"
+SAID = (
+    "is no class of torchcaps, torch, lightning and torchmetrics: correct the name, or allow its code to run, by "
+    "--allow_code or allow_code=True"
+)
 BESIDE = (
     "from pathlib import Path\nfrom torch import nn\n\nPath('owned').touch()\n\nclass Thing(nn.Identity):\n    pass\n"
 )
@@ -147,3 +150,11 @@ def test_the_option(capfd):
     assert not Path("owned").exists()
     error_of(capfd, "train", "mine.yaml", "--allow_code", "--data.batch_size", "0")
     assert Path("owned").exists()
+
+
+def test_texts_that_look_like_aliases_or_tags_of_yaml():
+    """They may be names of folders or of columns: there would be no way to give these."""
+    for text in ("*x", "!x"):
+        Names(allow_code=False).check(text, str | None)
+        with pytest.raises(Refused, match="cannot be used"):
+            Names(allow_code=False).check(text, int | str)

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from torchcaps.training.monitors import how_to_validate
 
 CODE = """
 import warnings
@@ -24,3 +27,17 @@ def test_limits_are_read_as_they_are_written(first):
     command = [sys.executable, "-c", CODE.format(first=first)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["1", "1.0", "0.5", "0", "7"]
+
+
+@pytest.mark.parametrize(
+    ("data", "batches", "said"),
+    [
+        (SimpleNamespace(val_size=0), 1.0, "set data.val_size to more than 0"),
+        (SimpleNamespace(val_share=0), 1.0, "set data.val_share to more than 0"),
+        (SimpleNamespace(images=SimpleNamespace(val_share=0)), 1.0, "set data.images.val_share to more than 0"),
+        (SimpleNamespace(val_share=0.1, split="split.csv"), 1.0, "take a data.split that has a part `val`"),
+        (SimpleNamespace(val_size=9), 0, "set trainer.limit_val_batches to more than 0"),
+    ],
+)
+def test_what_gives_a_training_a_validation(data, batches, said):
+    assert how_to_validate(SimpleNamespace(limit_val_batches=batches), data) == said

@@ -24,6 +24,7 @@ EXACT = tuple(  # options of the trainer on which the weights depend
     for name in ("precision", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
 )
 IRRELEVANT = (".root", ".cache", ".num_workers")  # options of data that do not change the samples
+A_RUN = "give the folder of a run, such as runs/quickstart/version_0"
 ENCODER = ("data.init_args.encoder", "data.init_args.revision")
 
 
@@ -249,7 +250,7 @@ def _whole(path: Path) -> Path:
     from torchcaps.training.checkpoints import damage
 
     if not path.is_file():
-        raise BadInput(f"no checkpoint {path}: give the path of a .ckpt file, or `last`")
+        raise BadInput(f"there is no checkpoint {path}: give the path of a .ckpt file, or the folder of a run")
     previous = path.with_name("previous.ckpt")
     if path.name == "last.ckpt" and previous.is_file() and (problem := damage(path)) and not damage(previous):
         _warn(f"{path} is damaged ({problem}): taking {previous}, the one before")
@@ -286,9 +287,9 @@ def _last(options: argparse.Namespace, folder: str | None) -> Path:
     if path is None and problem:
         raise BadInput(f"{problem}, and there is no whole checkpoint under {runs}: train again")
     if path is None:
-        small = " --small" if options.small else ""
-        advice = f"run `torchcaps train {options.recipe}{small}` first" if folder is None else "give another folder"
-        raise BadInput(f"no checkpoint under {runs}: {advice}")
+        # A recipe may have runs elsewhere, so that no command to train it would be right.
+        how = "train first, or give the --runs and --small of its training" if folder is None else A_RUN
+        raise BadInput(f"{runs} has no checkpoint of a run: {how}")
     if problem:
         _warn(f"{problem}: taking {path}, the newest that is whole")
     return path

@@ -94,7 +94,7 @@ def run(subject: Subject) -> Outcome:
     if not has_decoder(network):
         notes.append("without a decoder there is no reconstruction to suspect an image by")
     elif subject.held_out is None:
-        notes.append("there are no held-out images for the threshold of the reconstruction: set data.val_size")
+        notes.append("there are no held-out images for the threshold of the reconstruction: train with some")
     else:
         threshold = distances(network, subject.held_out[0]).quantile(QUANTILE)
         numbers["suspected as they are (%)"] = percent(distances(network, images) > threshold)

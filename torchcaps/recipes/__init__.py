@@ -202,11 +202,13 @@ def _file(name: str, path: Path, small: bool, extending: tuple[Path, ...]) -> Re
 
 
 def _instead(name: str) -> str:
-    """Return the end of a message: the rows of a table, or the nearest names."""
+    """Return the end of a message: the rows of a table, the folder that a path names, or the nearest names."""
     name = name.rstrip("/")
     rows = [known for known in list_recipes() if known.startswith(f"{name}/")]
     if rows:
         return f": choose one of {', '.join(rows[:8])}{', ...' if len(rows) > 8 else ''}"
+    if os.path.isdir(folder := os.path.dirname(name)):  # a run, whose nearest recipe would mean another run
+        return f", and {folder} has no {os.path.basename(name)!r}"
     return nearest(name, list_recipes())
 
 

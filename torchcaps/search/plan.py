@@ -18,7 +18,7 @@ from torchcaps.recipes.values import plain
 from torchcaps.training.build import Training
 from torchcaps.training.checkpoint_files import own_arguments
 from torchcaps.training.errors import refused, where
-from torchcaps.training.monitors import logged_metrics, mode_of, validates
+from torchcaps.training.monitors import how_to_validate, logged_metrics, mode_of, validates
 from torchcaps.training.overrides import read_overrides
 from torchcaps.utils.checks import nearest, one_line
 from torchcaps.utils.extras import needs
@@ -135,12 +135,12 @@ def check(plan: Plan) -> int:
         raise ValueError(f"search.metric is {plan.metric!r}, which no validation logs{nearest(plan.metric, logged)}")
     trainer: Any = training.trainer
     if trainer.world_size > 1:
-        raise ValueError("a trial trains in one process: add --trainer.devices=1")
+        raise ValueError("a trial trains in one process: set trainer.devices and trainer.num_nodes to 1")
     training.datamodule.prepare_data()
     training.datamodule.setup("fit")
     if not validates(trainer, training.datamodule):
         raise ValueError(
-            "a search needs a validation, and this recipe has none: set data.val_size (data.val_share of your own "
-            "data), and trainer.limit_val_batches to more than 0; the test set is not used by a search"
+            f"a search needs a validation, and this recipe has none: {how_to_validate(trainer, training.datamodule)}; "
+            "the test set is not used by a search"
         )
     return int(training.values["seed_everything"])

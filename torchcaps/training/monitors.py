@@ -33,8 +33,7 @@ class ChecksMonitors(Callback):
                 raise ValueError(f"{said} and takes the worst value for the best: set its mode to {best}")
             if str(name).startswith("val/") and not validates(trainer, data):
                 raise ValueError(
-                    f"{said}, and there is no validation: set data.val_size (data.val_share of your own data), or "
-                    "monitor 'train/loss'"
+                    f"{said}, and there is no validation: {how_to_validate(trainer, data)}, or monitor 'train/loss'"
                 )
 
 
@@ -53,6 +52,17 @@ def logged_metrics(model: Any) -> list[str]:
         "train/loss_epoch",
         *divergence,
     ]
+
+
+def how_to_validate(trainer: Any, data: Any) -> str:
+    """Return which value gives a training that has no validation one."""
+    if trainer.limit_val_batches == 0:
+        return "set trainer.limit_val_batches to more than 0"
+    images = getattr(data, "images", data)  # an encoder's, which have the options
+    place = "data" if images is data else "data.images"
+    if getattr(images, "split", None) is not None:
+        return f"take a {place}.split that has a part `val`"
+    return f"set {place}.{'val_share' if hasattr(images, 'val_share') else 'val_size'} to more than 0"
 
 
 def validates(trainer: Any, data: Any) -> bool:

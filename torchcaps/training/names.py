@@ -3,6 +3,7 @@
 All names in the values of a recipe are checked here before the parser sees them: it imports what they name.
 """
 
+import difflib
 import importlib
 import inspect
 from typing import Any
@@ -107,7 +108,12 @@ class Names:
         if "class_path" in values and annotation not in OWNERS:
             for name in values:
                 if name not in (*ARGUMENTS, "class_path"):
-                    message = f"arguments of a class stand in its init_args: {{init_args: {{{name}: ...}}}}"
+                    close = difflib.get_close_matches(str(name), ARGUMENTS, n=1)
+                    message = (
+                        f"there is no {name!r} beside a class_path; did you mean {close[0]}?"
+                        if close
+                        else f"arguments of a class stand in its init_args: {{init_args: {{{name}: ...}}}}"
+                    )
                     raise Refused((*path, name), message)
             arguments, inner = values.get("init_args") or {}, (*path, "init_args")
             self.check(values.get("dict_kwargs"), UNKNOWN, (*path, "dict_kwargs"))
@@ -118,7 +124,7 @@ class Names:
         known = None if owner is None else parameters(owner)
         for name, value in arguments.items():
             if not isinstance(name, str):
-                raise Refused(inner, f'names must be texts, got {name!r}: if it is one, write "{name}"')
+                raise Refused(inner, f"names must be texts, got {name!r}: write it in quotes if it is one")
             if known is not None and name not in known and not is_open(known) and name not in handed_on(owner):
                 raise Refused((*inner, name), f"there is no {name!r}{nearest(name, known)}")
             has = known[name].annotation if known and name in known else UNKNOWN
@@ -153,7 +159,8 @@ class Names:
             if self.allow_code or _is_allowed(named):
                 return named
         packages = f"{', '.join(PACKAGES[:-1])} and {PACKAGES[-1]}"
-        raise Refused(path, f"{name} needs --allow_code, which runs its code: it is no class of {packages}")
+        allow = "allow its code to run, by --allow_code or allow_code=True"
+        raise Refused(path, f"{name} is no class of {packages}: correct the name, or {allow}")
 
 
 def _known_class(name: str, annotation: Any, path: Path) -> type:
@@ -170,6 +177,9 @@ def _known_class(name: str, annotation: Any, path: Path) -> type:
 
 def _read(text: str, annotation: Any, path: Path) -> Any:
     """Return a text as the parser reads it for an annotation: as YAML, if it is YAML."""
+    is_text = set(choices(annotation)) <= {str, type(None)}
+    if is_text and text.startswith(("*", "!")) and not text.startswith("!!"):
+        return text  # a name of a folder or a column, and no alias or tag
     try:
         read = read_yaml(text)
     except yaml.YAMLError as error:
