@@ -27,9 +27,9 @@ class Deep(nn.Module):
         return Prediction(activations=capsules.activations, capsules=capsules)
 
 
-def said(network: nn.Module, loss: nn.Module | None = None, accumulated: int = 1) -> list[str]:
+def said(network: nn.Module, loss: nn.Module | None = None, accumulated: int = 1, scale: float = 0.1) -> list[str]:
     """Train and return the warnings."""
-    data = TensorDataset(0.1 * torch.randn(16, 16, 8), torch.randint(3, (16,)))
+    data = TensorDataset(scale * torch.randn(16, 16, 8), torch.randint(3, (16,)))
     trainer = Trainer(
         max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, accumulate_grad_batches=accumulated,
@@ -56,6 +56,28 @@ def test_a_first_layer_without_a_gradient_is_named():
     network._modules = {"below": network._modules.pop("below"), **network._modules}
     (message,) = said(network)
     assert "below" in message
+    assert "; try routings with init='fan_in'" in message
+
+
+class Dense(nn.Module):
+    """No capsules, and a first layer to which no gradient comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.top = nn.Linear(128, 8), nn.Linear(8, 3)
+        nn.init.constant_(self.below.bias, -100.0)
+
+    def forward(self, x: Tensor) -> Prediction:
+        return Prediction(self.top(self.below(x.flatten(1)).relu()))
+
+
+def test_advice_about_routings_is_for_networks_that_route():
+    (message,) = said(Dense(), nn.CrossEntropyLoss())
+    assert message.endswith("below, does not learn: its gradient is 0 at the first two steps")
+    network = Dense()
+    nn.init.constant_(network.below.bias, 1.0)
+    (message,) = said(network, nn.CrossEntropyLoss(), scale=0.0)
+    assert message.endswith("its gradient is 0 at the first two steps, as the inputs are")
 
 
 def test_a_cross_entropy_that_cannot_fall_is_named():

@@ -190,8 +190,9 @@ class Broken(nn.Module):
 
 def test_a_loss_that_is_not_finite_names_step_and_layer():
     classifier = Classifier(Broken(), nn.CrossEntropyLoss(), classes=3)
-    with pytest.raises(FloatingPointError, match=r"the loss is nan at step 0: .* is that of root \(ReLU\)"):
+    with pytest.raises(FloatingPointError, match=r"the loss is nan at step 0: .* is that of root \(ReLU\)") as raised:
         classifier.training_step(batch(), 0)
+    assert "; look at the first weights and the loss, or try float32 if you train in half" in str(raised.value)
     network = small()
     with torch.no_grad():
         network.conv.weight[0, 0, 0, 0] = torch.inf
@@ -199,8 +200,10 @@ def test_a_loss_that_is_not_finite_names_step_and_layer():
         Classifier(network, MarginLoss(), classes=3).training_step(batch(), 0)
     images, labels = batch()
     images[0, 0, 0, 0] = torch.nan
-    with pytest.raises(FloatingPointError, match="the inputs themselves are not finite"):
+    with pytest.raises(FloatingPointError, match="the inputs themselves are not finite: correct the data$"):
         Classifier(small(), MarginLoss(), classes=3).training_step((images, labels), 0)
+    with pytest.raises(FloatingPointError, match="correct the data, or train in float32: float16 has no numbers above"):
+        Classifier(small().half(), MarginLoss(), classes=3).training_step((1e5 * batch()[0].half(), labels), 0)
 
 
 def test_predictions_of_scores_that_are_not_finite_are_refused():
@@ -285,8 +288,19 @@ def test_digits_of_another_shape(parts):
 
 def test_functions_that_return_something_else():
     classifier = Classifier(small(), of_activations(nn.CrossEntropyLoss(reduction="none")), classes=3)
-    with pytest.raises(ValueError, match=r"loss must be one number, .* \(4,\) .*: give CrossEntropyLoss the option"):
+    with pytest.raises(ValueError, match=r"a tensor of one number, .* \(4,\) .*: give CrossEntropyLoss the option"):
         classifier.training_step((IMAGES, LABELS), 0)
+
+    class Plain(nn.Module):
+        reads = "activations"
+
+        def forward(self, scores, labels):
+            return 0.5
+
+    with pytest.raises(
+        ValueError, match=r"the loss must be a tensor of one number, the mean over the batch, got 0\.5$"
+    ):
+        Classifier(small(), Plain(), classes=3).training_step((IMAGES, LABELS), 0)
     with pytest.raises(TypeError, match=r"feedback must return a FeedbackAgreement, got 3 \(int\)"):
         Classifier(small(), MarginLoss(), feedback=lambda network: 3)
     classifier = Classifier(small(), MarginLoss(), optimizer=lambda parameters: 3)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.nn.layer import CapsuleLayer
 
 
 class BeginsAlive(Callback):
@@ -28,6 +29,7 @@ class BeginsAlive(Callback):
     def __init__(self) -> None:
         self.steps, self.warned = 0, False
         self.seen = -1  # the step of the last gradient
+        self.blank = False  # whether the newest inputs are all 0
         self.hook: RemovableHandle | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -37,6 +39,11 @@ class BeginsAlive(Callback):
         if first and isinstance(loss, nn.CrossEntropyLoss):
             assert isinstance(network, nn.Module)
             self.hook = network.register_forward_hook(self._look_at_scores)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.steps < 2:
+            inputs = batch[0] if isinstance(batch[0], torch.Tensor) else batch[0][0]
+            self.blank = not inputs.any()
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hook()
@@ -53,10 +60,10 @@ class BeginsAlive(Callback):
             self.steps = 2
         elif self.steps == 2:
             layer = name.rpartition(".")[0] or name
-            self._warn(
-                f"the first layer, {layer}, does not learn: its gradient is 0 at the first two steps; try routings "
-                "with init='fan_in', fewer layers, or longer poses in the first layer"
-            )
+            routes = any(isinstance(module, CapsuleLayer) for module in network.modules())
+            why = "with init='fan_in', fewer layers, or longer poses in the first layer"
+            advice = ", as the inputs are" if self.blank else f"; try routings {why}" if routes else ""
+            self._warn(f"the first layer, {layer}, does not learn: its gradient is 0 at the first two steps{advice}")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._remove_hook()

@@ -164,10 +164,8 @@ class Classifier(LightningModule):
             batch = *mixup(inputs, labels, self.classes, self.mixup), *parts
         loss, weight, _ = self._step("train", batch, batch_idx)
         if not torch.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss is {loss.item()} at step {self.global_step}: {self._first_non_finite(batch[0])}; "
-                "try a lower learning rate, or float32 if you train in half precision"
-            )
+            found = self._first_non_finite(batch[0])
+            raise FloatingPointError(f"the loss is {loss.item()} at step {self.global_step}: {found}")
         return loss * weight  # the mean over the processes is then that over the samples
 
     @torch.compiler.set_stance("force_eager")  # compilation would take longer than it saves
@@ -234,9 +232,10 @@ class Classifier(LightningModule):
             labels = labels.long()
         loss = self.loss(read_by(self.loss, prediction), labels)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
+            reduces = getattr(self.loss, "reduction", "mean") != "mean"
+            advice = f": give {type(self.loss).__name__} the option reduction='mean'" if reduces else ""
             raise ValueError(
-                f"the loss must be one number, the mean over the batch, got {shown(loss)}: give "
-                f"{type(self.loss).__name__} the option reduction='mean'"
+                f"the loss must be a tensor of one number, the mean over the batch, got {shown(loss)}{advice}"
             )
         if divergence is not None:
             loss = loss + divergence
@@ -326,7 +325,7 @@ class Classifier(LightningModule):
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, highest, True)
 
     def _first_non_finite(self, inputs: Inputs) -> str:
-        """Return where in the network a value that is not finite appears first, as part of an error message."""
+        """Return where in the network a value that is not finite appears first, and what to do, for a message."""
         layers: list[str] = []
 
         def look(name: str) -> Any:
@@ -337,17 +336,23 @@ class Classifier(LightningModule):
 
             return hook
 
-        if not all(torch.isfinite(x).all() for x in ((inputs,) if isinstance(inputs, Tensor) else inputs)):
-            return "the inputs themselves are not finite"
+        tensors = (inputs,) if isinstance(inputs, Tensor) else inputs
+        if not all(torch.isfinite(x).all() for x in tensors):
+            too_large = any(x.dtype == torch.float16 for x in tensors)
+            advice = ", or train in float32: float16 has no numbers above 65,504" if too_large else ""
+            return f"the inputs themselves are not finite: correct the data{advice}"
+        tried = "try a lower learning rate" if self.global_step else "look at the first weights and the loss"
+        advice = f"; {tried}, or try float32 if you train in half precision"
         for name, parameter in self.network.named_parameters():
             if not torch.isfinite(parameter).all():
-                return f"the parameter {name} is not finite"
+                return f"the parameter {name} is not finite{advice}"
         handles = [m.register_forward_hook(look(name)) for name, m in self.network.named_modules() if name]
         with torch.no_grad():
             self(inputs)
         for handle in handles:
             handle.remove()
-        return f"the first output that is not finite is that of {layers[0]}" if layers else "all layers are finite"
+        found = f"the first output that is not finite is that of {layers[0]}" if layers else "all layers are finite"
+        return f"{found}{advice}"
 
 
 def check_compiler(device: torch.device) -> None:
