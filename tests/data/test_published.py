@@ -192,7 +192,7 @@ def test_what_is_no_regular_file_is_not_read(tmp_path):
 @every_set
 def test_another_hash_is_an_error_unless_it_is_asked_for(kind, root, archives, monkeypatch):
     for place in (root, archives):
-        assert "set data.check_hashes to false" in error(made(kind, place))
+        assert "set check_hashes to false" in error(made(kind, place))
     checked: list[str] = []
     monkeypatch.setattr(CanonicalFile, "check", lambda file, path: checked.append(path.name))
     contents(made(kind, archives))
@@ -310,3 +310,23 @@ def test_every_set_takes_every_option(kind):
         kind(resise=side)
     with pytest.raises(ValueError, match=r"batch_size .* 0\b"):
         kind(batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (FileNotFoundError(2, "No such file or directory"), "No such file or directory"),
+        (MemoryError(), "the memory is full"),
+    ],
+)
+def test_a_file_that_another_one_could_not_replace(tmp_path, refusal, said):
+    file = CanonicalFile("f", "a", "0" * 32, ("http://a",))
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "a").write_bytes(b"hello")
+
+    def read(path):
+        raise refusal
+
+    with pytest.raises(DataError, match=rf"^{tmp_path}/f/a: cannot be read \({said}\)$"):
+        MNIST(str(tmp_path), check_hashes=False).read_file(file, read)

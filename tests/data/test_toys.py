@@ -1,6 +1,7 @@
 """Stereo toys: the renderer against rays followed step by step, poses, lamps, and the cached sets."""
 
 import hashlib
+import shutil
 import struct
 from itertools import pairwise, product
 from pathlib import Path
@@ -345,3 +346,17 @@ def test_bad_arguments() -> None:
         StereoToys(size=7)
     with pytest.raises(ValueError, match="^test_azimuths must be some of 0, 2, 4"):
         StereoToys(test_azimuths=[3])
+
+
+def test_a_cache_that_must_not_be_read_or_made(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To remove a file, to free disk space or to change who may write would not help."""
+    StereoToys(**FEW).prepare_data()
+    with monkeypatch.context() as patch:
+        refusal = PermissionError(13, "Permission denied")
+        patch.setattr(np, "load", lambda *a, **k: (_ for _ in ()).throw(refusal))
+        with pytest.raises(DataError, match="Permission denied$"):
+            StereoToys(**FEW).read(train=True)
+    shutil.rmtree(cache)
+    cache.write_text("a file")
+    with pytest.raises(DataError, match="is a file, and must be a folder$"):
+        StereoToys(**FEW).prepare_data()

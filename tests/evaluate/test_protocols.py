@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from torchcaps import (
     UniformRouting,
     squash,
 )
-from torchcaps.data import StereoData
+from torchcaps.data import EncodedImages, StereoData, TextData
 from torchcaps.data.stereo import Metadata
 from torchcaps.evaluate import PROTOCOLS, DoesNotApply, Subject, evaluate, viewpoint
 from torchcaps.evaluate.attack import attack, gradient
@@ -129,7 +130,7 @@ def test_a_network_that_knows_only_familiar_viewpoints() -> None:
     assert [angle for angle, value in azimuths.items() if value] == [0, 20, 40]
     assert data.grid(train=False)[0] == [3]
     whole = evaluate(replace(subject, data=Poses()), ["viewpoint"])["viewpoint"]
-    assert whole["reason"].startswith("the training had all viewpoints")
+    assert whole["reason"].startswith("the training had all viewpoints: train with some, by ")
 
 
 def test_angles_are_means_over_all_pairs_where_only_some_were_tested() -> None:
@@ -638,3 +639,11 @@ def test_what_cannot_be_measured() -> None:
         pairs(torch.zeros(3, 1, 8, 8), torch.zeros(3).long(), seeded())
     with pytest.raises(TypeError, match="must return a Prediction"):
         evaluate(Subject(nn.Identity(), torch.zeros(4, 1, 8, 8), torch.arange(4)), ["affine"])
+
+
+def test_data_without_images_name_commands_that_take_them():
+    for kind, more in ((EncodedImages, False), (TextData, True)):
+        training = SimpleNamespace(datamodule=object.__new__(kind))
+        with pytest.raises(ValueError, match="torchcaps test gives the accuracy") as raised:
+            subject_of(training, 100, 0, lambda line: None, lambda count: None)
+        assert ("torchcaps explain" in str(raised.value)) == more  # which has no pages about encoded images

@@ -105,7 +105,7 @@ class CanonicalFile:
         if digest != self.digest:
             raise DataError(
                 f"{path}: has {self.algorithm} {digest}, and the published file has {self.digest}: {self.advice}; to "
-                "read it as it is, set data.check_hashes to false"
+                "read it as it is, set check_hashes to false"
             )
 
     def _download(self, place: Path | None) -> Path:

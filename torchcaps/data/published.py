@@ -61,6 +61,8 @@ class Published(LabeledData):
 
 def unreadable(path: Path, error: Exception, advice: str) -> DataError:
     """Return the one line for a file that a reader refuses with an error."""
+    if isinstance(error, PermissionError | FileNotFoundError | MemoryError):  # another file would not help
+        return DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'the memory is full'})")
     return DataError(f"{path}: cannot be read ({type(error).__name__}: {one_line(error)[:160]}); {advice}")
 
 

@@ -143,7 +143,7 @@ class SST(Published, TextData):
             if self.check_hashes and len(trees) != count:
                 raise ValueError(f"it has {counted(len(trees), 'tree')}, and the published file {count}")
         except Exception as error:
-            advice = "replace the file; to read another number of trees, set data.check_hashes to false"
+            advice = "replace the file; to read another number of trees, set check_hashes to false"
             raise unreadable(folder / name, error, advice) from None
         return trees
 

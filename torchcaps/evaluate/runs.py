@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
-from torchcaps.data import ImageData
+from torchcaps.data import ImageData, TextData
 from torchcaps.evaluate.subject import DoesNotApply, Subject
 from torchcaps.training.build import Training
 from torchcaps.utils.checks import counted
@@ -35,9 +35,10 @@ def subject_of(
     """
     data: Any = training.datamodule
     if not isinstance(data, ImageData):
+        more = ", torchcaps explain the accuracy with uniform coefficients and the dead capsules"
         raise ValueError(
             f"torchcaps evaluate is for networks of images, and {type(data).__name__} has none: torchcaps test gives "
-            "the accuracy, torchcaps explain the accuracy with uniform coefficients and the dead capsules"
+            f"the accuracy{more if isinstance(data, TextData) else ''}"
         )
     if training.model.labels_per_image is None:
         raise ValueError("torchcaps evaluate needs a known number of labels per image, and this recipe has None")

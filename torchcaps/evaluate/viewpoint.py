@@ -29,7 +29,9 @@ def run(subject: Subject) -> Outcome:
         raise DoesNotApply("the data has no viewpoints: train on torchcaps.data.StereoToys or SmallNORB")
     elevations, azimuths, _ = data.grid(train=True)
     if len(elevations) == len(ELEVATIONS) and len(azimuths) == len(AZIMUTHS):
-        raise DoesNotApply("the training had all viewpoints: set data.train_azimuths or data.train_elevations")
+        raise DoesNotApply(
+            "the training had all viewpoints: train with some, by data.train_azimuths or data.train_elevations"
+        )
     everything = copy.copy(data)
     everything.test_elevations, everything.test_azimuths = list(ELEVATIONS), list(AZIMUTHS)
     everything.test_lightings, everything.test_set = list(LIGHTINGS), None

@@ -73,8 +73,8 @@ class StereoToys(StereoData):
             if images.shape != shape or images.dtype != np.uint8:
                 raise ValueError(f"holds shape {images.shape} of {images.dtype}, expected {shape} of uint8")
         except (OSError, EOFError, ValueError) as error:
-            reason = one_line(error)
-            raise DataError(f"{path}: {reason}: remove the file to have it rendered again") from None
+            advice = "" if isinstance(error, PermissionError) else ": remove the file to have it rendered again"
+            raise DataError(f"{path}: {one_line(error)}{advice}") from None
         return torch.from_numpy(images), Metadata(category, instance, elevation, azimuth, lighting)
 
     def _axes(self, train: bool) -> tuple[list[int], ...]:
@@ -117,4 +117,4 @@ class StereoToys(StereoData):
         try:
             write_whole(path, write)
         except OSError as error:
-            raise DataError(f"{error}: free disk space or make the folder writable") from None
+            raise DataError(str(error)) from None
