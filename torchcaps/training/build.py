@@ -5,6 +5,7 @@ The commands of `torchcaps` (`torchcaps.cli`) and the queue of `torchcaps reprod
 
 import inspect
 import math
+import re
 import shutil
 import sys
 from contextlib import suppress
@@ -25,6 +26,7 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -47,7 +49,7 @@ from torchcaps.training.parts import build_part, untrained
 from torchcaps.training.progress import ProgressLines
 from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
-from torchcaps.utils.checks import counted, one_line
+from torchcaps.utils.checks import counted, nearest, one_line
 from torchcaps.utils.files import take_folder, write_text_whole, writing
 from torchcaps.utils.signals import StopSignals
 
@@ -69,6 +71,11 @@ UNUSABLE: dict[type, str] = {
 
 # Learning rate of the features of a library's network, pretrained or not, as a part of the optimizer's.
 FEATURES_LR = {True: 0.1, False: 0.5}
+
+DEVICES = {  # what Lightning expects of the values that its errors name in code
+    "devices": "auto, or a number of at least 1, or, of GPUs, a list of their indices",
+    "accelerator": "auto, cpu, or one that this machine has",
+}
 
 LEAST = {  # numbers of the trainer that Lightning does not check
     "accumulate_grad_batches": 1,
@@ -220,8 +227,16 @@ class Training:
             if "deepspeed" in str(trainer[name]).lower():
                 raise ValueError(
                     f"trainer.{name} cannot be DeepSpeed, whose checkpoints are folders that no command reads: use "
-                    "trainer.strategy fsdp"
+                    "trainer.strategy ddp, or fsdp on GPUs"
                 )
+        known = [name for name in ("auto", *StrategyRegistry.available_strategies()) if "deepspeed" not in name]
+        if isinstance(trainer.strategy, str) and trainer.strategy not in known:
+            raise ValueError(f"trainer.strategy: there is no {trainer.strategy!r}{nearest(trainer.strategy, known)}")
+        if isinstance(trainer.max_time, str) and not re.fullmatch(r"\d+(:\d\d){3}", trainer.max_time.strip()):
+            raise ValueError(
+                "trainer.max_time must be days, hours, minutes and seconds, such as 00:01:30:00 for an hour and a half, "
+                f"got {trainer.max_time!r}"
+            )
         for name, least in LEAST.items():
             if trainer[name] is not None and not trainer[name] >= least:
                 raise ValueError(f"trainer.{name} must be at least {least}, got {trainer[name]}")
@@ -306,7 +321,11 @@ class Training:
         try:
             return Trainer(**{**arguments, "callbacks": callbacks, "plugins": plugins})
         except (TypeError, MisconfigurationException) as error:  # raised by the Trainer for a wrong value
-            raise ValueError(str(error)) from error
+            said = str(error).replace("gpu backend", "gpu accelerator")
+            for name, expected in DEVICES.items():
+                if name in said:
+                    raise ValueError(f"trainer.{name} must be {expected}, got {arguments[name]!r}") from None
+            raise ValueError(said) from error
 
     def _callbacks(self, arguments: dict[str, Any]) -> list[Any]:
         """Return the callbacks of the recipe, and those of every training."""
