@@ -137,3 +137,12 @@ def test_a_name_that_is_not_in_utf_8(tmp_path):
     assert run.returncode == 2
     assert run.stderr.endswith("\\udcff/mine.yaml' is a name that is not in UTF-8: rename it\n")
     assert len(run.stderr.splitlines()) == 1
+
+
+def test_warnings_are_one_line_without_code():
+    warn = "warnings.warn('the network magnifies\\nrounding')"
+    code = (
+        f"import warnings\nfrom torchcaps.cli import main, models\nmodels.run = lambda *given: {warn}\nmain(['models'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr == "torchcaps: the network magnifies rounding\n"

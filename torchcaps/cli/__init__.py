@@ -9,8 +9,9 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
 from torchcaps import __version__
@@ -53,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options, overrides = parser().parse_known_args(arguments)
         check_launcher()
-        with quiet_lightning() if options.takes_overrides else nullcontext(), StopSignals() as options.signals:
+        quiet = quiet_lightning() if options.takes_overrides else nullcontext()
+        with warnings_in_one_line(), quiet, StopSignals() as options.signals:
             check_overrides(options, overrides)
             options.run(options, overrides)
             sys.stdout.flush()
@@ -73,6 +75,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"torchcaps: {stop.said}", file=sys.stderr)
         return stop.status
     return 0
+
+
+@contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Within this context, a warning for users is printed as other notes are, without a line of code."""
+    before = warnings.formatwarning
+
+    def form(message: Warning | str, category: type[Warning], *where: Any) -> str:
+        is_for_users = category is UserWarning
+        return f"torchcaps: {one_line(UserWarning(message))}\n" if is_for_users else before(message, category, *where)
+
+    warnings.formatwarning = form
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def check_launcher() -> None:

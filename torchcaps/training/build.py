@@ -234,7 +234,7 @@ class Training:
             raise ValueError(f"trainer.strategy: there is no {trainer.strategy!r}{nearest(trainer.strategy, known)}")
         if isinstance(trainer.max_time, str) and not re.fullmatch(r"\d+(:\d\d){3}", trainer.max_time.strip()):
             raise ValueError(
-                "trainer.max_time must be days, hours, minutes and seconds, such as 00:01:30:00 for an hour and a half, "
+                "trainer.max_time must be days, hours, minutes and seconds, such as 00:01:30:00 for 90 minutes, "
                 f"got {trainer.max_time!r}"
             )
         for name, least in LEAST.items():
