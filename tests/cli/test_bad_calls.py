@@ -87,6 +87,7 @@ OVERRIDES = [
     ("--seed_everything -1", "seed_everything must be from 0 to 4294967295, got -1"),
     ("--seed_everything", "--seed_everything has no value"),
     ("--model.network torchcap.models.capsnet_digits", "is no class of .*: correct the name, or allow its code to run"),
+    ("--data.root my data", "unexpected argument 'data': give values .* as --NAME VALUE, and a VALUE with spaces in q"),
     ("--modl capsnet_mnist", r"unknown argument --modl; did you mean --model\?"),
     ("--config other.yaml", "unknown argument --config"),
     # Found when the first step begins.
@@ -289,6 +290,7 @@ OF_THE_TRAINING: list[Callable[[dict[str, Any]], Any]] = [
     lambda state: state.update(optimizer_states=[]),
     lambda state: state.update(optimizer_states=state["optimizer_states"] * 2),
     lambda state: state.update(lr_schedulers=[]),
+    lambda state: state["optimizer_states"][0].update(state={}),
     lambda state: optimizer(state, torch.Tensor.char),
     lambda state: optimizer(state, torch.Tensor.to_sparse),
     lambda state: optimizer(state, lambda x: x * torch.nan),

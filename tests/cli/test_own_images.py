@@ -131,6 +131,17 @@ def test_other_pictures_need_another_split(own, capfd):
     assert data_of_run(str(run_of(own)), "--data.split", "mine.csv").split == "mine.csv"
 
 
+def test_shares_beside_a_split_are_refused(own, capfd):
+    run = str(run_of(own))
+    said = r"--data.test_share has no effect on the split of .*: leave it out$"
+    for command in (["train", run], ["test", run], ["explain", run]):
+        assert re.search(said, error_of(capfd, *command, "--data.test_share", "0.4"))
+    arguments = ["--data.folder", str(own / "pictures"), "--data.split", f"{run}/split.csv", "--data.test_share=0.4"]
+    assert re.search(said, error_of(capfd, "train", "own/images", *arguments))
+    share = json.loads(torch.load(f"{run}/checkpoints/last.ckpt", weights_only=True)["recipe"])["data"]["init_args"]
+    assert call("test", run, f"--data.test_share={share['test_share']}") == 0  # as in the command of the training
+
+
 def test_a_training_goes_on_with_the_split_of_its_checkpoint(own, tmp_path, capfd):
     shutil.copytree(own / "pictures", "pictures")
     arguments = ["--data.folder", "pictures", *SMALL]

@@ -22,7 +22,7 @@ from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.train import _resume_command
 from torchcaps.training.build import _loggers
 from torchcaps.training.checkpoint_files import keep_split
-from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, damage, newest_first
+from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, _keeps_state, damage, newest_first
 from torchcaps.training.report import curves_of
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
@@ -393,3 +393,21 @@ def test_a_split_of_another_kind_is_left_alone():
     data = {"init_args": {"split": "letters"}}
     keep_split(data, Path("best.ckpt"))
     assert data == {"init_args": {"split": "letters"}}
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("zipfile.ZipFile", refuse)
+    with pytest.raises(PermissionError):
+        damage(tmp_path / "last.ckpt")
+
+
+def test_which_optimizers_keep_a_state():
+    weights = [torch.nn.Parameter(torch.ones(1))]
+    plain, heavy = (torch.optim.SGD(weights, 0.1, momentum=momentum) for momentum in (0, 0.9))
+    for optimizer in (plain, heavy, torch.optim.Adam(weights)):
+        weights[0].grad = torch.ones(1)
+        optimizer.step()
+        assert _keeps_state(optimizer) == any(optimizer.state.values())

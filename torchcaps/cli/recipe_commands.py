@@ -144,9 +144,24 @@ def build_training(
 
     try:
         overrides = [*network_overrides(options.model, recipe), *overrides]
-        return Training(recipe, overrides, folder, smoke, options.signals, options.allow_code, checkpoint)
+        training = Training(recipe, overrides, folder, smoke, options.signals, options.allow_code, checkpoint)
+        _check_shares(recipe, overrides, training)
+        return training
     except ValueError as error:
         raise BadInput(str(error)) from error
+
+
+def _check_shares(recipe: "Recipe", overrides: list[str], training: "Training") -> None:
+    """Check that no share of the samples is asked for where a split, such as that of a run, has decided all parts."""
+    from torchcaps.training.checkpoint_files import own_arguments
+    from torchcaps.training.overrides import read_overrides
+
+    then, now = (own_arguments(values["data"]) for values in (recipe.config, training.values))
+    for path in (override.path for override in read_overrides(overrides) if override.path[0] == "data"):
+        name = path[-1]
+        if name in ("val_share", "test_share") and now.get("split") is not None and now.get(name) != then.get(name):
+            training.give_back_folder()
+            raise BadInput(f"--{'.'.join(path)} has no effect on the split of {now['split']}: leave it out")
 
 
 def check_test(training: "Training") -> None:

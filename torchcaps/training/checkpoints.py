@@ -17,6 +17,7 @@ from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from torch.optim import SGD, Optimizer
 
 from torchcaps.data.splits import SPLIT
 from torchcaps.utils.checks import counted, one_line, whole_number
@@ -133,7 +134,7 @@ class LastCheckpoints(Checkpoint):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Let an epoch go on after the same samples if the batches of all processes together have another size now, and
         take over the best checkpoint of each callback. The patience of early stopping is that of this training."""
-        self._states = {name: checkpoint[name] for name in ("optimizer_states", "lr_schedulers")}
+        self._states = {name: checkpoint[name] for name in ("optimizer_states", "lr_schedulers", "global_step")}
         self._take_over_best(trainer, checkpoint)
         for callback in trainer.early_stopping_callbacks:
             if state := checkpoint["callbacks"].get(callback.state_key):
@@ -257,7 +258,7 @@ class LastCheckpoints(Checkpoint):
             raise Stopped(self.signals.received or signal.SIGTERM)  # SIGTERM if only another process got a signal
 
 
-def _check_states(trainer: Trainer, optimizer_states: Any, lr_schedulers: Any) -> None:
+def _check_states(trainer: Trainer, optimizer_states: Any, lr_schedulers: Any, global_step: int) -> None:
     """Check the states in a checkpoint, which Lightning gives to the optimizers and schedulers that there are."""
     source = f"{trainer.ckpt_path} has no state that this training can be resumed from"
     for what, states, built in (
@@ -272,6 +273,8 @@ def _check_states(trainer: Trainer, optimizer_states: Any, lr_schedulers: Any) -
     for optimizer, state in zip(trainer.optimizers, optimizer_states, strict=True):
         integers = not type(optimizer).__module__.startswith("torch.optim")  # as optimizers with 8 bits have
         values = state.get("state") if isinstance(state, dict) else None
+        if values == {} and global_step and _keeps_state(optimizer):
+            raise ValueError(f"{source}: it has nothing of the optimizer: take the checkpoint as it was written")
         for kept in values.values() if isinstance(values, dict) else ():
             for name, value in kept.items() if isinstance(kept, dict) else ():
                 if isinstance(value, torch.Tensor) and not _is_usable(value, integers):
@@ -279,6 +282,12 @@ def _check_states(trainer: Trainer, optimizer_states: Any, lr_schedulers: Any) -
                         f"{source}: {name} of the optimizer is no dense tensor of finite floating-point numbers: take "
                         "an earlier checkpoint"
                     )
+
+
+def _keeps_state(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer of PyTorch has a state once it has taken a step; those of others may have none."""
+    momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    return type(optimizer).__module__.startswith("torch.optim") and (momentum or not isinstance(optimizer, SGD))
 
 
 def _is_usable(value: torch.Tensor, integers: bool) -> bool:
@@ -318,12 +327,18 @@ def newest_whole(folders: Iterable[Path]) -> tuple[Path | None, str]:
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint according to its own checksums, or None if it is whole."""
+    """Return what is wrong with a checkpoint according to its own checksums, or None if it is whole.
+
+    Raises:
+        PermissionError: it may not be read, which says nothing about what is in it.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
                 return "it is compressed"  # as no checkpoint is; a few bytes could fill the memory
             changed = archive.testzip()
+    except PermissionError:
+        raise
     except Exception as error:  # damaged bytes make zipfile raise errors of many types
         return one_line(error) or type(error).__name__
     return f"{changed} is not what was written" if changed else None

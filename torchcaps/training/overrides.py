@@ -46,7 +46,10 @@ def read_overrides(tokens: list[str]) -> list[Override]:
                 f"{name} is no option: a file of values is a recipe of its own, which may extend another one"
             )
         if not re.fullmatch(r"--\w[\w.]*\+?", name) or ".." in name or name.endswith("."):
-            raise ValueError(f"unexpected argument {name!r}: give values of the recipe as --NAME VALUE")
+            raise ValueError(
+                f"unexpected argument {name!r}: give values of the recipe as --NAME VALUE, and a VALUE with spaces in "
+                "quotes"
+            )
         if not equals:
             if not rest or rest[0].startswith("--"):
                 raise ValueError(f"{name} has no value: give it as {name} VALUE")
