@@ -78,8 +78,8 @@ def words_of(encoder: Encoder, text: str) -> list[Word]:
     (ids,), (cut,) = encoder._tokenized([text], model, tokenizer)
     if not tokenizer.is_fast:
         raise DataError(
-            f"{encoder.name} has a tokenizer in Python, which does not say which characters a token has: give an "
-            "encoder with a tokenizer.json"
+            f"{encoder.name} has a tokenizer in Python, which does not say which characters a token has: train "
+            "with an encoder that has a tokenizer.json"
         )
     limit = {"truncation": True, "max_length": len(ids)} if cut else {}
     encoded = tokenizer(text, return_offsets_mapping=True, verbose=False, **limit)
