@@ -82,9 +82,10 @@ def warnings_in_one_line() -> Iterator[None]:
     """Within this context, a warning for users is printed as other notes are, without a line of code."""
     before = warnings.formatwarning
 
-    def form(message: Warning | str, category: type[Warning], *where: Any) -> str:
-        is_for_users = category is UserWarning
-        return f"torchcaps: {one_line(UserWarning(message))}\n" if is_for_users else before(message, category, *where)
+    def form(message: Warning | str, category: type[Warning], file: str, number: int, line: str | None = None) -> str:
+        if category is not UserWarning:  # it is for developers
+            return before(message, category, file, number, line)
+        return f"torchcaps: {one_line(UserWarning(message))}\n"
 
     warnings.formatwarning = form
     try:
