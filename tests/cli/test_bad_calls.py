@@ -208,6 +208,7 @@ COMMANDS = [
     ("test {run} --data.ten_crop true", "ten_crop needs resize"),
     ("test quickstart --runs {runs} --ckpt_path best", "has no best checkpoint: its recipe keeps none"),
     ("explain {run} --shuffled nope", "--shuffled: there is no nope: give a checkpoint, or the folder of a run"),
+    ("explain {run} --shuffled empty", "--shuffled: empty has no checkpoint of a run: give the folder of a run"),
     ("explain empty", "empty has no checkpoint of a run: give the folder of a run, such as runs/quickstart/version_0"),
     ("explain {runs}", " has no checkpoint of a run: give the folder of a run"),
     ("test {runs}/quickstart/version_9", "and .*/quickstart has no 'version_9'$"),

@@ -157,7 +157,7 @@ def test_shuffled_labels_are_shown_beside(capfd):
     assert names[-1] == "Shuffled labels"
     arguments = ("explain", "quickstart", "--samples", "20", "--shuffled")
     assert "was not trained with --data.shuffle_labels true" in error_of(capfd, *arguments, "runs")
-    assert "no checkpoint under empty" in error_of(capfd, *arguments, str(Path("empty").mkdir() or "empty"))
+    assert "empty has no checkpoint of a run" in error_of(capfd, *arguments, str(Path("empty").mkdir() or "empty"))
     assert "gone.ckpt" in error_of(capfd, *arguments, "gone.ckpt")
 
 

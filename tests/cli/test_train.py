@@ -81,7 +81,7 @@ def test_smoke_runs(capfd):
     state = torch.load("runs/quickstart/smoke_0/checkpoints/last.ckpt", weights_only=True)
     assert state["global_step"] == 4
     assert "batch_size: 3" in Path("runs/quickstart/smoke_0/config.yaml").read_text()
-    assert "no checkpoint under runs/quickstart" in error_of(capfd, "test", "quickstart", "--ckpt_path", "last")
+    assert "runs/quickstart has no checkpoint of a run" in error_of(capfd, "test", "quickstart", "--ckpt_path", "last")
 
 
 @pytest.mark.slow

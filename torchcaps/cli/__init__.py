@@ -82,9 +82,11 @@ def warnings_in_one_line() -> Iterator[None]:
     """Within this context, a warning for users is printed as other notes are, without a line of code."""
     before = warnings.formatwarning
 
-    def form(message: Warning | str, category: type[Warning], file: str, number: int, line: str | None = None) -> str:
+    def form(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
         if category is not UserWarning:  # it is for developers
-            return before(message, category, file, number, line)
+            return before(message, category, filename, lineno, line)
         return f"torchcaps: {one_line(UserWarning(message))}\n"
 
     warnings.formatwarning = form

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import Run, build_run, find_run, load_weights, read_or_refuse
+from torchcaps.cli.checkpoints import A_RUN, Run, build_run, find_run, load_weights, read_or_refuse
 from torchcaps.cli.errors import BadInput, bad_data
 from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe
 from torchcaps.utils.files import folder_of
@@ -173,7 +173,7 @@ def _shuffled(options: argparse.Namespace, training: "Training") -> "nn.Module |
     if path.is_dir():
         folder, (path, _) = path, newest_whole(path.glob("**/checkpoints"))
         if path is None:
-            raise BadInput(f"--shuffled: there is no checkpoint under {folder}")
+            raise BadInput(f"--shuffled: {folder} has no checkpoint of a run: {A_RUN}")
     content = read_or_refuse(path, "state_dict")
     if not values_of(path, content).get("data", {}).get("init_args", {}).get("shuffle_labels"):
         raise BadInput(f"--shuffled: {path} was not trained with --data.shuffle_labels true")
