@@ -194,25 +194,27 @@ def votes_from_poses(poses: Tensor4, weight: Tensor4, bias: Tensor4 | None = Non
 # Losses
 
 
-def margin_loss(lengths: Matrix, labels: list[int]) -> float:
+def margin_loss(lengths: Matrix, labels: list[int], weights: list[float] | None = None) -> float:
     """Sabour et al. 2017, margin loss (m+ 0.9, m- 0.1, down-weight 0.5): sum of classes, mean of batch."""
     total = 0.0
     for b in range(len(lengths)):
+        weight = 1.0 if weights is None else weights[labels[b]]
         for j in range(len(lengths[b])):
             if j == labels[b]:
-                total += max(0.0, 0.9 - lengths[b][j]) ** 2
+                total += weight * max(0.0, 0.9 - lengths[b][j]) ** 2
             else:
-                total += 0.5 * max(0.0, lengths[b][j] - 0.1) ** 2
+                total += weight * 0.5 * max(0.0, lengths[b][j] - 0.1) ** 2
     return total / len(lengths)
 
 
-def spread_loss(activations: Matrix, labels: list[int], margin: float) -> float:
+def spread_loss(activations: Matrix, labels: list[int], margin: float, weights: list[float] | None = None) -> float:
     """Hinton et al. 2018, spread loss: sum over the wrong classes, mean of batch."""
     total = 0.0
     for b in range(len(activations)):
+        weight = 1.0 if weights is None else weights[labels[b]]
         for j in range(len(activations[b])):
             if j != labels[b]:
-                total += max(0.0, margin - (activations[b][labels[b]] - activations[b][j])) ** 2
+                total += weight * max(0.0, margin - (activations[b][labels[b]] - activations[b][j])) ** 2
     return total / len(activations)
 
 

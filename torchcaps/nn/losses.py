@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Prediction
 from torchcaps.nn.inputs import check_labels
-from torchcaps.utils.arguments import FloatTensor, Fraction, NotNegative, can_read, checked
+from torchcaps.utils.arguments import FloatTensor, Fraction, NotNegative, can_read, checked, shown
 
 Reads = Literal["scores", "activations"]
 
@@ -35,18 +35,24 @@ def margin_loss(
     positive_margin: Fraction = 0.9,
     negative_margin: Fraction = 0.1,
     down_weight: NotNegative = 0.5,
+    weight: Tensor | None = None,
 ) -> Tensor:
     r"""Margin loss: capsules of present classes should be long, those of absent classes short.
 
     .. math:: \sum_k T_k \max(0, m^+ - |v_k|)^2 + \lambda (1 - T_k) \max(0, |v_k| - m^-)^2
 
+    Class weights w multiply the loss of each sample by the weight of its class, or by the mean weight
+    :math:`\sum_k T_k w_k / \sum_k T_k` of its classes; that of a sample without a class stays as it is.
+
     Args:
         lengths: lengths of the class capsules, `(batch, classes)`, in [0, 1]; no logits.
         targets: class indices `(batch,)`, or T, the presence of each class, `(batch, classes)`, in [0, 1].
         positive_margin, negative_margin, down_weight: m+, m- and lambda; m+ is larger than m-.
+        weight: w, one number for each class, `(classes,)`, at least 0; None for 1.
 
     Returns:
-        The mean loss over the batch, a scalar.
+        The sum of the weighted losses, divided by the number of samples: a scalar. (`nn.CrossEntropyLoss` divides by
+        the sum of the weights of the batch, so that a batch of one class alone counts as if it had no weight.)
 
     Raises:
         ValueError: a length is negative, or all lengths are equal and above 1, as a LayerNorm leaves them (read on the
@@ -61,22 +67,25 @@ def margin_loss(
         _check_lengths(lengths.detach())
     wanted = (positive_margin - lengths).clamp_min(0).square()
     unwanted = (lengths - negative_margin).clamp_min(0).square()
-    return (present * wanted + down_weight * (1 - present) * unwanted).sum(1).mean()
+    return _weighted_mean((present * wanted + down_weight * (1 - present) * unwanted).sum(1), present, weight)
 
 
 @checked
-def spread_loss(activations: FloatTensor, targets: Tensor, margin: Fraction | Tensor = 0.9) -> Tensor:
+def spread_loss(
+    activations: FloatTensor, targets: Tensor, margin: Fraction | Tensor = 0.9, weight: Tensor | None = None
+) -> Tensor:
     r"""Spread loss: the activation of the true class t should lead every other by a margin.
 
-    .. math:: \sum_{i \neq t} \max(0, m - (a_t - a_i))^2
+    .. math:: w_t \sum_{i \neq t} \max(0, m - (a_t - a_i))^2
 
     Args:
         activations: activations of the classes, `(batch, classes)`.
         targets: class indices `(batch,)`.
         margin: m; the paper raises it from 0.2 to 0.9 during training.
+        weight: w, one number for each class, `(classes,)`, at least 0; None for 1.
 
     Returns:
-        The mean loss over the batch, a scalar.
+        The sum of the weighted losses, divided by the number of samples as in :func:`margin_loss`: a scalar.
 
     Reference:
         Hinton et al. 2018, equation 3.
@@ -91,9 +100,35 @@ def spread_loss(activations: FloatTensor, targets: Tensor, margin: Fraction | Te
             raise ValueError(f"expected one number as margin, got {tuple(margin.shape)}")
         if can_read(margin) and not 0 <= margin.item() <= 1:
             raise ValueError(f"margin must be from 0 to 1, got {margin.item():g}")
-    wrong = 1 - _presence_of_classes(activations, targets)
+    present = _presence_of_classes(activations, targets)
     target = activations.gather(1, targets.long().unsqueeze(1))
-    return (wrong * (margin - (target - activations)).clamp_min(0).square()).sum(1).mean()
+    losses = ((1 - present) * (margin - (target - activations)).clamp_min(0).square()).sum(1)
+    return _weighted_mean(losses, present, weight)
+
+
+def _weighted_mean(losses: Tensor, present: Tensor, weight: Tensor | None) -> Tensor:
+    """Return the mean of losses `(batch,)`, each times the mean weight of the classes that are present."""
+    if weight is None:
+        return losses.mean()
+    check_class_weights(weight, present.shape[1])
+    if weight.device != present.device:
+        raise ValueError(f"the weights are on {weight.device} and the scores on {present.device}: move one of them")
+    total = present.sum(1)
+    mean = (present * weight.to(present.dtype)).sum(1) / total.where(total > 0, 1)
+    return (losses * mean.where(total > 0, 1)).mean()
+
+
+def check_class_weights(weight: Tensor, classes: int | None = None) -> None:
+    """Check class weights: one number of at least 0 for each class. Values are read on the CPU alone.
+
+    Raises:
+        ValueError: they have another shape, or one of them is negative, infinite or NaN.
+    """
+    if weight.dim() != 1 or classes not in (None, len(weight)) or not weight.is_floating_point():
+        expected = "one number for each class" if classes is None else f"{classes} numbers, one for each class"
+        raise ValueError(f"weight must be a floating-point tensor of {expected}, got {shown(weight)}")
+    if can_read(weight) and not ((weight >= 0) & weight.isfinite()).all():
+        raise ValueError(f"weight must have finite numbers of at least 0, got {shown(weight.tolist())}")
 
 
 def _presence_of_classes(scores: Tensor, targets: Tensor) -> Tensor:
@@ -141,27 +176,36 @@ def _check_lengths(lengths: Tensor) -> None:
 
 
 class MarginLoss(nn.Module):
-    """:func:`torchcaps.functional.margin_loss` as a module."""
+    """:func:`torchcaps.functional.margin_loss` as a module. The class weights are a buffer, as in CrossEntropyLoss."""
 
     reads: Reads = "activations"
+    weight: Tensor | None
 
     @checked
     def __init__(
-        self, positive_margin: Fraction = 0.9, negative_margin: Fraction = 0.1, down_weight: NotNegative = 0.5
+        self,
+        positive_margin: Fraction = 0.9,
+        negative_margin: Fraction = 0.1,
+        down_weight: NotNegative = 0.5,
+        weight: Tensor | None = None,
     ):
         super().__init__()
+        if weight is not None:
+            check_class_weights(weight)
+        self.register_buffer("weight", weight)
         _check_margins(positive_margin, negative_margin)
         self.positive_margin, self.negative_margin, self.down_weight = positive_margin, negative_margin, down_weight
 
     def forward(self, lengths: Tensor, targets: Tensor) -> Tensor:
-        return margin_loss(lengths, targets, self.positive_margin, self.negative_margin, self.down_weight)
+        margins = self.positive_margin, self.negative_margin, self.down_weight
+        return margin_loss(lengths, targets, *margins, self.weight)
 
     def extra_repr(self) -> str:
         return f"{self.positive_margin}, {self.negative_margin}, down_weight={self.down_weight}"
 
 
 class SpreadLoss(nn.Module):
-    """:func:`torchcaps.functional.spread_loss` as a module.
+    """:func:`torchcaps.functional.spread_loss` as a module. The class weights are a buffer, as in CrossEntropyLoss.
 
     Attributes:
         margin: m, a buffer, so that checkpoints keep the value that `torchcaps.training.SpreadMargin` has set.
@@ -169,10 +213,14 @@ class SpreadLoss(nn.Module):
 
     reads: Reads = "activations"
     margin: Tensor
+    weight: Tensor | None
 
     @checked
-    def __init__(self, margin: Fraction = 0.9):
+    def __init__(self, margin: Fraction = 0.9, weight: Tensor | None = None):
         super().__init__()
+        if weight is not None:
+            check_class_weights(weight)
+        self.register_buffer("weight", weight)
         self._first_margin = float(margin)
         self.register_buffer("margin", torch.tensor(self._first_margin))
 
@@ -181,7 +229,7 @@ class SpreadLoss(nn.Module):
         self.margin.fill_(self._first_margin)
 
     def forward(self, activations: Tensor, targets: Tensor) -> Tensor:
-        return spread_loss(activations, targets, self.margin)
+        return spread_loss(activations, targets, self.margin, self.weight)
 
     def extra_repr(self) -> str:
         return f"margin={'?' if self.margin.is_meta else format(self.margin.item(), 'g')}"
