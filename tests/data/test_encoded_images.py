@@ -106,3 +106,14 @@ def test_what_cannot_be_encoded(encoder, tmp_path):
     (tmp_path / "resnet" / "config.json").write_text(config)
     with pytest.raises(DataError, match="have states of different shapes"):
         ImageEncoder(str(tmp_path / "resnet")).encode(torch.rand(1, 3, 8, 8))
+
+
+def test_an_epoch_is_balanced_as_that_of_the_images(encoder, tmp_path):
+    for i in range(40):
+        path = tmp_path / "pictures" / ("a" if i < 36 else "b") / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (i, 0, 0)).save(path)
+    for balance, expected in ((False, [26, 2]), (True, [14, 14])):
+        data = EncodedImages(ImageFolder(str(tmp_path / "pictures"), balance=balance), str(encoder))
+        data.setup("fit")
+        assert torch.cat([labels for _, labels in data.train_dataloader()]).bincount().tolist() == expected

@@ -631,3 +631,18 @@ def test_near_copies_across_the_split_are_said(tmp_path, capfd):
     said = capfd.readouterr().err
     assert "training has 1 of 4 test pictures too" in said
     assert "near copies" not in said
+
+
+def test_a_balanced_epoch(folder):
+    """It has as many pictures as before, equally many of each class; validation and test stay as they are."""
+    for i in range(10, 100):
+        draw(folder / "cat" / f"{i}.png", 100)
+    data, plain = data_of(folder, balance=True), data_of(folder)
+    for one in (data, plain):
+        one.setup()
+    labels = torch.cat([labels for _, labels in data.train_dataloader()])
+    assert plain.train_set.labels.bincount().tolist() == [70, 6]
+    assert labels.bincount().tolist() == [38, 38]
+    for loader in ("val_dataloader", "test_dataloader"):
+        both = [torch.cat([labels for _, labels in getattr(one, loader)()]).tolist() for one in (data, plain)]
+        assert both[0] == both[1]

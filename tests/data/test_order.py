@@ -14,11 +14,22 @@ from torchcaps.data import Digits
 from torchcaps.data.order import AsStored, ByLength, NewImages, Order, evenly_chosen
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, 41)
+LABELS = torch.tensor([0] * 27 + [5] * 3 + [2] * 11)  # sorted, of unequal classes, whose numbers have gaps
+
+
+class Balanced(Order):
+    def __init__(self, *options, **named) -> None:
+        super().__init__(*options, labels=LABELS, **named)
+
+
+class BalancedByLength(ByLength):
+    def __init__(self, *options, **named) -> None:
+        super().__init__(*options, labels=LABELS, **named)
 
 
 def an_order(kind: type[Order] = Order, samples: int = 41, batch_size: int = 4, seed: int = 7, **options) -> Order:
-    if kind is ByLength:
-        return ByLength(LENGTHS[:samples], batch_size, seed, **options)
+    if issubclass(kind, ByLength):
+        return kind(LENGTHS[:samples], batch_size, seed, **options)
     return kind(samples, batch_size, seed, **options)
 
 
@@ -27,8 +38,9 @@ def epoch_of(order: Order, epoch: int) -> list[int]:
     return list(order)
 
 
-every_kind = pytest.mark.parametrize("kind", [Order, ByLength, NewImages])
-shuffled = pytest.mark.parametrize("kind", [Order, ByLength])
+every_kind = pytest.mark.parametrize("kind", [Order, ByLength, NewImages, Balanced, BalancedByLength])
+shuffled = pytest.mark.parametrize("kind", [Order, ByLength, Balanced, BalancedByLength])
+balanced = pytest.mark.parametrize("kind", [Balanced, BalancedByLength])
 
 
 @pytest.mark.parametrize(("total", "count"), [(11_001, 10_997), (5, 9), (1, 3), (0, 2)])
@@ -39,11 +51,42 @@ def test_evenly_chosen_indices_are_all_different(total, count):
     assert chosen[:1] + chosen[-1:] == [0, total - 1] * (total > 0)
 
 
-@shuffled
+@pytest.mark.parametrize("kind", [Order, ByLength])
 def test_every_sample_once_per_epoch(kind):
     order = an_order(kind)
     for epoch in range(3):
         assert sorted(epoch_of(order, epoch)) == list(range(41))
+
+
+@balanced
+def test_a_balanced_epoch_has_equally_many_of_each_class(kind):
+    """41 samples of three classes: 14, 14 and 13, and each class has the 13 once in three epochs."""
+    order = an_order(kind)
+    counts = [LABELS[epoch_of(order, epoch)].bincount()[[0, 2, 5]].tolist() for epoch in range(3)]
+    assert [sorted(of_classes) for of_classes in counts] == [[13, 14, 14]] * 3
+    assert [sum(of_class) for of_class in zip(*counts, strict=True)] == [41] * 3
+
+
+@balanced
+def test_samples_of_a_class_come_in_turn(kind):
+    """After any number of epochs, no sample has come twice more than another one of its class."""
+    order, taken = an_order(kind), torch.zeros(41, dtype=torch.long)
+    for epoch in range(9):
+        taken += torch.tensor(epoch_of(order, epoch)).bincount(minlength=41)
+        for k in (0, 2, 5):
+            of_class = taken[LABELS.eq(k)]
+            assert of_class.max() - of_class.min() <= 1, (epoch, k)
+    assert taken[LABELS == 0].min() == 4  # 9 epochs of 41 / 3 of 27
+    pairs = {tuple(sorted(set(epoch_of(order, epoch)) & set(range(27)))) for epoch in (0, 2, 4)}
+    assert len(pairs) == 3  # each turn of a class is in another order
+
+
+def test_one_sample_fills_half_of_a_balanced_epoch():
+    labels = torch.zeros(100_001, dtype=torch.long)
+    labels[7] = 1
+    found = torch.tensor(epoch_of(Order(100_001, 4, 7, labels=labels), 3))
+    assert abs(int((found == 7).sum()) - 50_000) <= 1
+    assert len(found.unique()) >= 50_000
 
 
 @every_kind
@@ -67,7 +110,7 @@ def test_another_seed_gives_another_order(kind):
 def test_an_order_draws_nothing():
     before = torch.get_rng_state()
     list(an_order())
-    list(an_order(ByLength))
+    list(an_order(BalancedByLength))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -446,3 +446,14 @@ def test_texts_with_the_same_words_are_in_one_part(tmp_path, capfd):
     said = capfd.readouterr().err
     assert f"{other}: training has 1 of its 3 test texts too" in said
     assert f"{other}: training has near copies of 1 of its 3 test texts, such as line 2" in said
+
+
+@pytest.mark.parametrize("group_by_length", [False, True])
+def test_a_balanced_epoch(tmp_path, bert, group_by_length):
+    rows = [(("a good film . " * 3)[: 3 + i], "yes" if i % 10 else "no") for i in range(30)]
+    options = {"encoder": str(bert), "cache": str(tmp_path / "kept"), "group_by_length": group_by_length}
+    data = TextTable(write(tmp_path / "a.csv", rows), balance=True, batch_size=4, **options)
+    data.setup("fit")
+    assert data.train_set.labels.bincount().tolist() == [1, 21]
+    batches = [(mask.sum(1), labels) for (_, mask), labels in data.train_dataloader()]
+    assert torch.cat([labels for _, labels in batches]).bincount().tolist() == [11, 11]

@@ -103,6 +103,7 @@ class ImageFolder(ImageData):
         batch_size: images in a batch.
         num_workers: worker processes of each loader.
         shuffle_labels: whether to shuffle the training labels and the validation labels, see `LabeledData`.
+        balance: whether an epoch of training has equally many pictures of each class, see `Order`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -134,8 +135,9 @@ class ImageFolder(ImageData):
         batch_size: Count = 32,
         num_workers: CountOrZero = 2,
         shuffle_labels: bool = False,
+        balance: bool = False,
     ) -> None:
-        self.folder, self.split, self.skip_bad, self.fit = folder, split, skip_bad, fit
+        self.folder, self.split, self.skip_bad, self.fit, self.balance = folder, split, skip_bad, fit, balance
         self.table, self.picture_column, self.label_column, self.columns = table, picture, label, columns
         self.group = group
         self.val_share, self.test_share = val_share, test_share

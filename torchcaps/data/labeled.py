@@ -104,6 +104,9 @@ class LabeledData(LightningDataModule):
     """
 
     classes: int
+    balance: bool | None = (
+        None  # whether an epoch has equally many samples of each class; None: there is no such option
+    )
 
     @checked
     def __init__(self, batch_size: Count = 128, num_workers: CountOrZero = 0, shuffle_labels: bool = False) -> None:
@@ -210,6 +213,7 @@ class LabeledData(LightningDataModule):
             "processes": trainer.world_size if trainer else 1,
             "rank": trainer.global_rank if trainer else 0,
             "position": self._position,
+            "labels": self._loaded("fit").labels if self.balance else None,
         }
 
     def _position(self) -> tuple[int, int] | None:

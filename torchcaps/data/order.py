@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
-from torchcaps.data.streams import stream
+from torchcaps.data.streams import splitmix64, stream
 
 
 def evenly_chosen(total: int, count: int) -> list[int]:
@@ -19,6 +19,10 @@ def evenly_chosen(total: int, count: int) -> list[int]:
 
 class Order(DistributedSampler[int]):
     """A shuffled order with every sample once in an epoch.
+
+    With `labels` an epoch has as many samples, equally many of each class up to one. Those of a class are taken in
+    turn, in a random order that is another one in every turn: a small class comes several times in an epoch, and of a
+    large one the next epoch takes the samples that this one has left out.
 
     An iteration begins at the epoch and batch that `position` returns; in a resumed run this may be within an epoch. If
     `position` returns None, an iteration is a whole epoch: that of `set_epoch`, or the one after the last iteration's.
@@ -36,6 +40,7 @@ class Order(DistributedSampler[int]):
         processes: number of processes.
         rank: index of this process.
         position: function that returns the next epoch and batch, or None.
+        labels: class of each sample, `(samples,)`, for equally many samples of each class; None for every sample once.
     """
 
     def __init__(
@@ -46,9 +51,11 @@ class Order(DistributedSampler[int]):
         processes: int = 1,
         rank: int = 0,
         position: Callable[[], tuple[int, int] | None] = lambda: None,
+        labels: Tensor | None = None,
     ) -> None:
         super().__init__(range(samples), processes, rank, seed=seed)  # type: ignore[arg-type]  # only its length is used
         self.samples, self.batch_size, self.position = samples, batch_size, position
+        self.of_class = None if labels is None else [(labels == k).nonzero().flatten() for k in labels.unique()]
 
     def __len__(self) -> int:
         own = len(range(self.rank, self.samples, self.num_replicas))
@@ -66,7 +73,26 @@ class Order(DistributedSampler[int]):
 
     def of_epoch(self, epoch: int) -> Tensor:
         """Return the order of an epoch over all processes: indices `(samples,)`."""
-        return torch.randperm(self.samples, generator=self.generator(epoch))
+        return self.shuffled(epoch, self.generator(epoch))
+
+    def shuffled(self, epoch: int, generator: torch.Generator) -> Tensor:
+        """Return the samples of an epoch in a random order: indices `(samples,)`."""
+        order = torch.randperm(self.samples, generator=generator)
+        return order if self.of_class is None else self._classes_in_turn(self.of_class, epoch)[order]
+
+    def _classes_in_turn(self, of_class: list[Tensor], epoch: int) -> Tensor:
+        """Return a sample of each class in turn, given the samples of each class. Epochs go on where the one before
+        ended: place p, counted from the first epoch on, has the next sample of class p mod classes."""
+        chosen, first = torch.empty(self.samples, dtype=torch.long), epoch * self.samples
+        for k, members in enumerate(of_class):
+            start = (k - first) % len(of_class)  # place of the first sample of this class in this epoch
+            taken = torch.arange(first + start, first + self.samples, len(of_class)) // len(of_class)
+            before = int(taken[0]) // len(members)  # turns that were complete before this epoch
+            keys = torch.arange(before * len(members), (int(taken[-1]) // len(members) + 1) * len(members))
+            keys = splitmix64(stream(self.seed, -1, k), keys)  # no epoch has the number -1
+            turns = members[keys.view(-1, len(members)).argsort(1)].flatten()
+            chosen[start :: len(of_class)] = turns[taken - before * len(members)]
+        return chosen
 
     def of_process(self, epoch: int) -> Tensor:
         """Return this process's part of an epoch: indices `(len(self),)`."""
@@ -126,7 +152,7 @@ class ByLength(Order):
     def of_epoch(self, epoch: int) -> Tensor:
         generator, size = self.generator(epoch), self._together
         found: list[Tensor] = []
-        for pool in torch.randperm(self.samples, generator=generator).split(self.POOL * size):
+        for pool in self.shuffled(epoch, generator).split(self.POOL * size):
             batches = pool[self.lengths[pool].argsort()].split(size)
             whole = [batch for batch in batches if len(batch) == size]
             found += [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]

@@ -92,6 +92,7 @@ class TextTable(TextData):
         class_names: labels, in the order of the network's scores; None for those in `file`, in the order of numbers if
             all of them are numbers.
         encoder: see `TextData`.
+        balance: whether an epoch of training has equally many texts of each class, see `Order`.
         options: see `TextData`.
 
     Raises:
@@ -118,6 +119,7 @@ class TextTable(TextData):
         skip_bad: bool = False,
         class_names: list[str] | None = None,
         encoder: str = "sentence-transformers/all-MiniLM-L6-v2",
+        balance: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(encoder=encoder, **options)
@@ -125,7 +127,7 @@ class TextTable(TextData):
         check_names(class_names)
         self.file, self.text, self.label, self.columns, self.group = file, text, label, columns, group
         self.val_file, self.test_file, self.split = val_file, test_file, split
-        self.val_share, self.test_share, self.skip_bad = val_share, test_share, skip_bad
+        self.val_share, self.test_share, self.skip_bad, self.balance = val_share, test_share, skip_bad, balance
         self._class_names = class_names
 
     @property
