@@ -1,11 +1,15 @@
 """The LightningModule of all recipes, tested without a Trainer where possible."""
 
+import numpy as np
 import pytest
 import torch
 from lightning import Trainer
+from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
-from torchcaps import CapsNet, CapsuleHead, CapsuleLinear, DynamicRouting, MarginLoss, Prediction
+from torchcaps import CapsNet, CapsuleHead, CapsuleLinear, DynamicRouting, MarginLoss, Prediction, SpreadLoss
+from torchcaps.data import LabeledData, notes
+from torchcaps.data.images import ImageSet
 from torchcaps.functional import margin_loss
 from torchcaps.models import FeatureClassifier
 from torchcaps.training import Classifier
@@ -332,6 +336,172 @@ def test_features_have_a_learning_rate_of_their_own():
     head, features = classifier.configure_optimizers().param_groups
     assert len(head["params"]) == len(list(classifier.network.classifier.parameters()))
     assert features["params"] == []
+
+
+# Classes of unequal size
+
+
+WEIGHTS = [2.0, 1.0, 10.0]
+UNEQUAL = torch.tensor([0, 2, 1, 1])
+
+
+def loss_of(scores: torch.Tensor, labels: torch.Tensor, loss: nn.Module, **options) -> torch.Tensor:
+    classifier = Classifier(Scores(), loss, classes=3, **options)
+    return classifier.training_step((scores, labels), 0)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), nn.NLLLoss()])
+def test_weighted_losses_of_scores_are_those_of_pytorch(loss):
+    """But for the divisor: the number of samples in place of the sum of the weights of the batch."""
+    scores, weight = torch.randn(4, 3).log_softmax(1), torch.tensor(WEIGHTS)
+    options = {"label_smoothing": 0.1} if getattr(loss, "label_smoothing", 0) else {}
+    expected = type(loss)(weight=weight, **options)(scores, UNEQUAL) * (2 + 10 + 1 + 1) / 4
+    torch.testing.assert_close(loss_of(scores, UNEQUAL, loss, class_weights=WEIGHTS), expected)
+    assert loss.weight is None  # the user's own stays as it is
+    torch.testing.assert_close(loss_of(scores, UNEQUAL, loss), loss(scores, UNEQUAL))
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MultiMarginLoss(), MarginLoss(), SpreadLoss()])
+def test_weighted_losses_do_not_depend_on_the_batches(loss):
+    scores, loss.reads = torch.rand(4, 3), "scores"
+    alone = [loss_of(scores[i : i + 1], UNEQUAL[i : i + 1], loss) for i in range(4)]
+    expected = sum(WEIGHTS[label] * one for label, one in zip(UNEQUAL, alone, strict=True)) / 4
+    halves = [loss_of(scores[part], UNEQUAL[part], loss, class_weights=WEIGHTS) for part in ([0, 1], [2, 3])]
+    torch.testing.assert_close(sum(halves) / 2, expected)
+    torch.testing.assert_close(loss_of(scores, UNEQUAL, loss, class_weights=WEIGHTS), expected)
+    both = [loss_of(scores, UNEQUAL, loss, class_weights=weights) for weights in (None, [1, 1, 1])]
+    assert torch.equal(*both)
+
+
+def test_mixed_labels_are_weighted(monkeypatch):
+    scores, labels = (
+        torch.randn(4, 3),
+        torch.tensor([[0.9, 0.1, 0.0], [0.0, 0.3, 0.7], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]),
+    )
+    monkeypatch.setattr("torchcaps.training.classifier.mixup", lambda inputs, *_: (inputs, labels))
+    found = loss_of(scores, UNEQUAL, nn.CrossEntropyLoss(), class_weights=WEIGHTS, mixup=0.2)
+    torch.testing.assert_close(found, -(torch.tensor(WEIGHTS) * labels * scores.log_softmax(1)).sum() / 4)
+    loss = MarginLoss()
+    loss.reads = "scores"
+    found = loss_of(scores.sigmoid(), UNEQUAL, loss, class_weights=WEIGHTS, mixup=0.2)
+    torch.testing.assert_close(found, margin_loss(scores.sigmoid(), labels, weight=torch.tensor(WEIGHTS)))
+
+
+def test_class_weights_are_in_the_state():
+    given = Classifier(Scores(), nn.CrossEntropyLoss(), classes=3, class_weights=WEIGHTS).state_dict()
+    later = Classifier(Scores(), nn.CrossEntropyLoss(), classes=3, class_weights="balanced")
+    later.load_state_dict(given)
+    assert later.loss.weight.tolist() == WEIGHTS
+    assert "loss.weight" not in Classifier(Scores(), MarginLoss(), classes=3).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "said"),
+    [
+        (nn.CrossEntropyLoss(), {"class_weights": [1, 2]}, "one number for each of 3 classes, got 2: give so many, or"),
+        (
+            nn.CrossEntropyLoss(),
+            {"class_weights": [1, 2, 0]},
+            "class_weights must be one of 'balanced' or a tuple, each",
+        ),
+        (
+            nn.HuberLoss(),
+            {"class_weights": "balanced"},
+            "class_weights='balanced' need a loss with .* HuberLoss has none",
+        ),
+        (nn.CrossEntropyLoss(torch.ones(3)), {"class_weights": WEIGHTS}, "has a weight already: leave out one of them"),
+        (MarginLoss(), {"class_weights": WEIGHTS, "labels_per_image": 2}, "must be None with several labels per image"),
+    ],
+)
+def test_class_weights_that_cannot_be_used(loss, options, said):
+    with pytest.raises(ValueError, match=said):
+        Classifier(Scores(), loss, classes=3, **options)
+
+
+class Unequal(LabeledData):
+    """Classes of 40, 4 and 5 samples."""
+
+    classes = 3
+    names = ("many", "few", "some")
+
+    def setup(self, stage=None):
+        self.train_set = ImageSet(
+            torch.zeros(49, 1, 2, 2, dtype=torch.uint8), torch.tensor([0] * 40 + [1] * 4 + [2] * 5)
+        )
+
+
+class OwnLoss(nn.CrossEntropyLoss):
+    """A loss without a buffer for weights."""
+
+    def __init__(self):
+        super().__init__()
+        del self.weight
+
+
+def fit_starts(loss: nn.Module, balance: bool | None, capsys, **options) -> tuple[Classifier, str]:
+    """Return a classifier at the start of a training, and what it said."""
+    classifier = Classifier(Scores(), loss, classes=3, **options)
+    classifier.trainer = Trainer(accelerator="cpu", logger=False)
+    classifier.trainer.datamodule = data = Unequal()
+    data.balance = balance
+    data.setup("fit")
+    classifier.setup("fit")
+    return classifier, capsys.readouterr().err
+
+
+@pytest.fixture
+def _nothing_said_yet(monkeypatch):
+    monkeypatch.setattr(notes, "_said", set())
+
+
+def test_balanced_weights_are_those_of_scikit_learn(capsys):
+    classifier, _ = fit_starts(nn.CrossEntropyLoss(), None, capsys, class_weights="balanced")
+    labels = classifier.trainer.datamodule.train_set.labels
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels.numpy())
+    assert classifier.loss.weight.tolist() == pytest.approx(expected.tolist())
+    classifier = Classifier(Scores(), nn.CrossEntropyLoss(), classes=3, class_weights="balanced")
+    classifier.trainer = Trainer(accelerator="cpu", logger=False)
+    with pytest.raises(ValueError, match="class_weights must be one number for each class here: 'balanced' counts"):
+        classifier.setup("fit")
+
+
+REMEDIES = {
+    "balance": "--data.balance true",
+    "weights": "--model.class_weights balanced",
+    "both": "--data.balance true or --model.class_weights balanced",
+}
+
+
+@pytest.mark.usefixtures("_nothing_said_yet")
+@pytest.mark.parametrize(
+    ("loss", "balance", "weights", "remedies"),
+    [
+        (MarginLoss(), False, None, "both"),
+        (OwnLoss(), False, None, "balance"),
+        (MarginLoss(), None, None, "weights"),
+        (OwnLoss(), None, None, None),
+        (MarginLoss(), True, None, None),
+        (MarginLoss(), False, "balanced", None),
+        (MarginLoss(weight=torch.ones(3)), False, None, None),
+    ],
+)
+def test_a_note_on_rare_classes(loss, balance, weights, remedies, capsys):
+    """Of classes of 40, 4 and 5 samples, one is rare."""
+    _, said = fit_starts(loss, balance, capsys, class_weights=weights)
+    expected = (
+        "torchcaps: rare classes in training: few (4), beside many (40); a network may never predict them: give "
+        f"{REMEDIES[remedies]}\n"
+        if remedies
+        else ""
+    )
+    assert said == expected
+
+
+@pytest.mark.usefixtures("_nothing_said_yet")
+def test_two_corrections_are_one_too_many(capsys):
+    _, said = fit_starts(MarginLoss(), True, capsys, class_weights=WEIGHTS)
+    twice = "--data.balance true and --model.class_weights correct for rare classes twice"
+    assert said == f"torchcaps: {twice}: one of them is enough\n"
 
 
 # Compiled steps

@@ -103,6 +103,12 @@ def load_weights(training: "Training", run: Run) -> None:
     """Load the weights of a run into the model of a training."""
     from torchcaps.models.pretrained import load_state
 
+    weighted = "loss.weight" in run.content["state_dict"]
+    if weighted != ("loss.weight" in training.model.state_dict()):
+        raise BadInput(
+            f"{run.checkpoint} was trained with{'' if weighted else 'out'} class weights: leave out what changes "
+            "model.class_weights"
+        )
     try:
         load_state(training.model, run.content["state_dict"], run.checkpoint)
     except ValueError as error:
@@ -187,7 +193,7 @@ def _compare_values(run: Run, training: "Training", part: str, overrides: list[s
         if then.get(name) == now.get(name) or (name not in then and name.rpartition(".")[2] not in given):
             continue  # a name that the run lacks and nobody gave is that of a newer argument, with its default
         changed = f"{run.checkpoint} was trained with {name} = {then.get(name)}, and now it is {now.get(name)}"
-        if name.startswith(f"model.{part}"):
+        if name.startswith((f"model.{part}", "model.class_weights")):
             raise BadInput(f"{changed}: leave out what changes it")
         if name in ENCODER:  # it may be the same one under two names
             _warn(f"{changed}: the network cannot read embeddings of another encoder")

@@ -1,12 +1,13 @@
 """Notes and progress on stderr."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import Progress
 
+RARE = 10  # times as many samples as a rare class has the largest one
 MOST_BAD = 20  # files and rows that cannot be used, and are named in a line
 
 _said: set[str] = set()
@@ -22,6 +23,22 @@ def say(line: str, once: str | None = None) -> None:
     if (once or line) not in _said and not getattr(rank_zero_only, "rank", 0):
         _said.add(once or line)
         print(f"torchcaps: {line}", file=sys.stderr)
+
+
+def say_rare(counts: Mapping[str, int], remedies: Sequence[str]) -> None:
+    """Say which classes have few training samples beside the largest one, and what helps.
+
+    Args:
+        counts: number of training samples by the name of the class.
+        remedies: options of the command that help.
+    """
+    largest = max(counts, key=lambda name: counts[name])
+    rare = [f"{name} ({count:,})" for name, count in counts.items() if 0 < RARE * count <= counts[largest]]
+    if rare and remedies:
+        say(
+            f"rare classes in training: {listed(rare)}, beside {largest} ({counts[largest]:,}); a network may never "
+            f"predict them: give {' or '.join(remedies)}"
+        )
 
 
 def progress_bar() -> Progress:

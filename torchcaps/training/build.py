@@ -37,6 +37,7 @@ from torchcaps.data import DataError, EncodedImages, ImageNet, LabeledData
 from torchcaps.nn import CapsuleHead, RoutingPool2d
 from torchcaps.recipes import Recipe
 from torchcaps.recipes.modules import OwnModules
+from torchcaps.recipes.values import ARGUMENTS
 from torchcaps.routing import Routing
 from torchcaps.training.checkpoints import NEWEST, KeepsValues, LastCheckpoints, WholeCheckpointIO
 from torchcaps.training.classifier import Classifier
@@ -155,6 +156,10 @@ class Training:
         except (Refused, ArgumentError, RecursionError) as error:
             path, said = (error.path, str(error)) if isinstance(error, Refused) else refused(error)
             said = self.own_modules.why_not(error.__cause__) or said
+            if [name for name in path if name not in ARGUMENTS][:3] == ["model", "loss", "weight"]:
+                said = (
+                    'class weights are given as --model.class_weights balanced, or as "[1, 19]" with one for each class'
+                )
             raise ValueError(f"{where(path, self.recipe.name, done)}: {said}") from error
 
     def _build(self) -> None:

@@ -1,6 +1,7 @@
 """The LightningModule that trains and tests every recipe's classifier: loss, reconstruction, metrics, optimizer."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,9 @@ from torch.nn.utils import convert_conv2d_weight_memory_format
 from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
 from torchcaps.capsules import Capsules, Prediction
+from torchcaps.data.encoded_images import EncodedImages
+from torchcaps.data.labeled import LabeledData
+from torchcaps.data.notes import say, say_rare
 from torchcaps.data.order import Order
 from torchcaps.explain.predicting import check_scores
 from torchcaps.nn import FeedbackAgreement
@@ -19,7 +23,7 @@ from torchcaps.nn.inputs import check_labels
 from torchcaps.nn.losses import read_by
 from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
-from torchcaps.utils.arguments import Count, NotNegative, checked, shown, shown_with_type
+from torchcaps.utils.arguments import Count, NotNegative, Positive, checked, shown, shown_with_type
 from torchcaps.utils.checks import counted, one_line
 
 Stage = Literal["train", "val", "test"]
@@ -58,6 +62,12 @@ class Classifier(LightningModule):
         compile: whether `torch.compile` compiles the training steps of the network.
         top_k: number of highest scores among which the score of the true class counts as correct; 1 with several labels
             per image.
+        class_weights: weights of the classes in the loss, for classes of unequal size: one number for each, or
+            "balanced" for n / (classes * n_c), where n_c of the n training labels are of class c, as scikit-learn has
+            it; None for none. The loss must have a buffer `weight` for them, as those of PyTorch and of `torchcaps`
+            have. It is then the sum of the weighted losses, divided by the number of samples, in training, validation
+            and test. (`nn.CrossEntropyLoss` divides by the sum of the weights of a batch, so that a batch of one class
+            would count as if it had no weight.) A checkpoint holds the weights.
 
     Raises:
         TypeError: a function that is an argument, the network or a batch is or returns something else than it must.
@@ -84,6 +94,7 @@ class Classifier(LightningModule):
         mixup: NotNegative = 0.0,
         compile: bool = False,
         top_k: Count = 1,
+        class_weights: Literal["balanced"] | Sequence[Positive] | None = None,
     ):
         super().__init__()
         if labels_per_image is not None and labels_per_image > classes:
@@ -114,11 +125,16 @@ class Classifier(LightningModule):
                 "give the network one, or set reconstruction_weight to 0"
             )
         self.network: Any = network  # Any, because `reconstruct` is not a method of nn.Module
-        self.loss = loss
+        self.loss, self.class_weights = loss, class_weights
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.features_lr = features_lr
         self.reconstruction_weight = reconstruction_weight
         self.labels_per_image, self.classes, self.mixup = labels_per_image, classes, mixup
+        if class_weights is not None:
+            self._check_class_weights()
+            self.loss = copy.deepcopy(loss)  # the user's own stays as it is
+            of_class = torch.ones(classes) if class_weights == "balanced" else torch.tensor(class_weights).float()
+            self.loss.weight = of_class  # those of "balanced" follow in `setup`, or from a checkpoint
         self.compiled = compile
         self.feedback = None if feedback is None else feedback(network)
         if not isinstance(self.feedback, FeedbackAgreement | None):
@@ -144,10 +160,58 @@ class Classifier(LightningModule):
             for module in self.network.modules():
                 if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
                     convert_conv2d_weight_memory_format(module, torch.channels_last)
+        if stage == "fit":
+            self._look_at_classes()
         if stage == "fit" and self.compiled:
             check_compiler(self.trainer.strategy.root_device)
             # One program for each batch size: the order in which sizes come, as after a resumption, changes no result.
             self.network.compile(dynamic=False)
+
+    def _check_class_weights(self) -> None:
+        given, name = self.class_weights, type(self.loss).__name__
+        if self.labels_per_image != 1:
+            raise ValueError(
+                f"class_weights must be None with several labels per image, got {shown(given)}: leave them out, or "
+                "weight the classes in a loss of your own"
+            )
+        if "weight" not in self.loss._buffers:
+            raise ValueError(
+                f"class_weights={shown(given)} need a loss with a buffer `weight`, one number for each class, and "
+                f"{name} has none: choose CrossEntropyLoss, MarginLoss or SpreadLoss, or leave out the class weights"
+            )
+        if self.loss.weight is not None:
+            raise ValueError(f"class_weights={shown(given)}, and {name} has a weight already: leave out one of them")
+        if given is not None and given != "balanced" and len(given) != self.classes:
+            raise ValueError(
+                f"class_weights must have one number for each of {counted(self.classes, 'class', 'classes')}, got "
+                f"{len(given)}: give so many, or balanced"
+            )
+
+    def _look_at_classes(self) -> None:
+        """Count the training samples of each class: for balanced weights, and to say which classes are rare."""
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        labels = data.train_set.labels if isinstance(data, LabeledData) and data.train_set is not None else None
+        if labels is None or self.labels_per_image != 1:
+            if self.class_weights == "balanced":
+                raise ValueError(
+                    "class_weights must be one number for each class here: 'balanced' counts the labels of a data set "
+                    "of torchcaps.data, and the training has another one"
+                )
+            return
+        check_labels(labels, self.classes, labels.device)
+        counts = labels.bincount(minlength=self.classes)
+        if self.class_weights == "balanced":
+            found = counts > 0  # a class without a training sample has a weight that nothing reads
+            self.loss.weight.copy_(len(labels) / (found.sum() * counts.clamp_min(1)))
+        weighted, balanced = getattr(self.loss, "weight", None) is not None, data.balance
+        if weighted and balanced:
+            say("--data.balance true and --model.class_weights correct for rare classes twice: one of them is enough")
+        elif not weighted and not balanced:
+            option = "--data.images.balance true" if isinstance(data, EncodedImages) else "--data.balance true"
+            weights = "--model.class_weights balanced"
+            remedies = [option] * (balanced is False) + [weights] * ("weight" in self.loss._buffers)
+            names = data.names if len(data.names) == self.classes else map(str, range(self.classes))
+            say_rare(dict(zip(names, counts.tolist(), strict=True)), remedies)
 
     def forward(self, inputs: Inputs) -> Prediction:
         if not isinstance(inputs, Tensor):
@@ -237,6 +301,8 @@ class Classifier(LightningModule):
             raise ValueError(
                 f"the loss must be a tensor of one number, the mean over the batch, got {shown(loss)}{advice}"
             )
+        if self.class_weights is not None and not mixed and isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss):
+            loss = loss * self.loss.weight[labels].mean()  # it has divided by the sum of the weights of this batch
         if divergence is not None:
             loss = loss + divergence
         if self.reconstruction_weight and images.dim() < 5:  # several crops of an image are not reconstructed
