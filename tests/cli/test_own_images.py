@@ -67,6 +67,9 @@ def test_a_run_leaves_a_report(own):
     summary = json.loads((report / "summary.json").read_text())
     right = sum(counts[i][i] for i in range(3)) / 36
     assert summary["metrics"]["test/accuracy"] == pytest.approx(right, abs=1e-6)
+    recalls = [counts[i][i] / sum(counts[i]) for i in range(3)]
+    assert summary["metrics"]["test/balanced_accuracy"] == pytest.approx(sum(recalls) / 3, abs=1e-6)
+    assert {"val/accuracy", "val/balanced_accuracy", "test/loss"} < set(summary["metrics"])
     assert right > 0.9
     assert len(rows_of((report / "mistakes.csv").read_text())) == 36 - round(36 * right)
     assert summary["command"].startswith("torchcaps train own/images --data.folder")

@@ -84,8 +84,12 @@ def test_all_sections_are_there_with_headings_in_order(page, digits_report):
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
     assert page.texts("h1") == ["CapsNet on <digits> & more"]
     assert page.texts("#contents a") == page.texts("main h2")
-    accuracy = digits_report["snapshots"][1]["accuracy"]
+    snapshot = digits_report["snapshots"][1]
+    accuracy = snapshot["accuracy"]
     assert page.texts(".answer")[0].startswith(f"{100 * accuracy:.1f}\u00a0% right on 60 test inputs, after epoch 25.")
+    balanced = f"Classes count equally in the balanced accuracy, which is {100 * snapshot['balanced']:.1f}\u00a0%."
+    assert balanced in page.texts(".answer")[0]
+    assert balanced in page.texts("#results p")[0]
     assert page.run("return document.querySelector('#figures a').href").endswith("/reconstructions.png")
 
 

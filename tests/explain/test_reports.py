@@ -60,6 +60,8 @@ def test_numbers_are_those_of_the_network(digits, found) -> None:
     right = scores.argmax(1) == samples.labels
     (snapshot,) = found["snapshots"]
     assert snapshot["accuracy"] == pytest.approx(float(right.double().mean()))
+    of_class = [float(right[samples.labels == label].double().mean()) for label in samples.labels.unique()]
+    assert snapshot["balanced"] == pytest.approx(sum(of_class) / len(of_class))
     assert snapshot["tested"] == 60
     confusion = found["confusion"]
     assert (found["scores"], found["temperature"]) == ("activations", 2.0)

@@ -13,7 +13,7 @@ from torchcaps.data import Digits
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.training import Classifier
 from torchcaps.training.calibration import best_temperature, calibrated_temperature, calibration_error
-from torchcaps.training.report import Report, _class_rows, curves_of
+from torchcaps.training.report import Report, _class_rows, accuracies, curves_of
 
 
 def test_temperature_of_scores_that_are_too_sure():
@@ -89,6 +89,18 @@ def test_rows_of_the_classes_by_hand():
     assert rows[3] == ("mean of the classes", "0.5833", "0.5833", "0.5833", "5")  # of those that were tested
 
 
+def test_accuracies_by_hand():
+    """Of four samples of class 0 three are right, of two of class 2 one, and class 1 has none."""
+    labels = torch.tensor([0, 0, 2, 0, 0, 2])
+    scores = torch.eye(3)[[0, 0, 1, 1, 0, 2]] + torch.tensor([0.2, 0.1, 0.0])
+    assert accuracies(labels, scores, 1) == pytest.approx((4 / 6, (3 / 4 + 1 / 2) / 2))
+    assert accuracies(labels, scores, 2) == pytest.approx((5 / 6, (1 + 1 / 2) / 2))
+    rows = list(_class_rows(labels, scores.argmax(1), ["a", "b", "c"]))
+    assert rows[-1][2] == f"{(3 / 4 + 1 / 2) / 2:.4f}"
+    equal = torch.zeros(6, 3)  # of a dead network: it says class 0
+    assert accuracies(labels, equal, 1) == pytest.approx((4 / 6, 1 / 2))
+
+
 def test_curves_take_whole_epochs(tmp_path: Path):
     (tmp_path / "metrics.csv").write_text(
         "epoch,step,train/loss_step,train/loss_epoch,val/loss,train/accuracy,lr-SGD\n"
@@ -138,7 +150,8 @@ def test_held_out_accuracy_counts_the_top_k():
         report._add(stage, torch.tensor([0, 2, 4, 4]), scores)  # the highest, the second, neither, the second
     trainer = SimpleNamespace(is_global_zero=True, datamodule=Digits())
     report.on_test_end(trainer, model)
-    assert report.about["metrics"]["val/accuracy"] == 0.75
+    # Of the classes 0, 2 and 4 all, all and half of the samples are right.
+    assert report.about["metrics"] == pytest.approx({"val/accuracy": 0.75, "val/balanced_accuracy": 2.5 / 3})
 
 
 def test_a_network_may_have_more_classes_than_the_data(tmp_path: Path):

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from sklearn.metrics import recall_score
 from torch import Tensor, nn
 
 from torchcaps.nn.inputs import check_labels
@@ -43,6 +44,16 @@ def is_right(scores: Tensor, labels: Tensor) -> Tensor:
         own = labels > 0
     highest_other = scores.where(~own, -torch.inf).amax(1)
     return (scores.where(own, torch.inf).amin(1) > highest_other) & own.any(1) & scores.amax(1).isfinite()
+
+
+def balanced_accuracy(right: Tensor, labels: Tensor) -> float:
+    """Return the balanced accuracy: the mean, over the classes that have samples, of the share that is right.
+
+    Args:
+        right: on which samples a network is right, `(n,)` bool.
+        labels: class of each sample, `(n,)`.
+    """
+    return float(recall_score(labels, labels.where(right, -1), labels=labels.unique(), average="macro"))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor
 from torchcaps import __version__
 from torchcaps.data import ImageData, LabeledData
 from torchcaps.explain.axes import write
+from torchcaps.explain.controls import balanced_accuracy
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.training.calibration import calibrated_temperature, calibration_error
 from torchcaps.training.checkpoints import metrics_of
@@ -43,6 +44,9 @@ class Report(Callback):
     temperature that makes probabilities of the scores, unless its samples are too few to know it
     (:func:`torchcaps.training.calibration.calibrated_temperature`), and how well they were calibrated on the test set
     before and after.
+
+    It adds the balanced accuracy to the metrics, `test/balanced_accuracy` and `val/balanced_accuracy`: the mean recall
+    of the classes that have samples there. Where classes are of unequal size, the accuracy says little.
 
     A data set of one's own writes `split.csv` into the folder of the run, with the part of every sample, for people and
     for other runs: the run itself reads the split in its checkpoint.
@@ -89,6 +93,11 @@ class Report(Callback):
     ) -> None:
         self._add("test", batch[1], outputs["evidence"])
 
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        metric: Any = pl_module.test_accuracy
+        _, balanced = accuracies(*self._of_all("test", pl_module), metric.top_k)
+        pl_module.log("test/balanced_accuracy", balanced, sync_dist=True)
+
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         labels, scores = self._of_all("test", pl_module)
         held_out, held_out_scores = self._of_all("validate", pl_module)
@@ -98,9 +107,9 @@ class Report(Callback):
         temperature = self._calibrated(held_out, held_out_scores, labels, scores) if len(held_out) else None
         if len(held_out):
             metric: Any = pl_module.val_accuracy
-            among = held_out_scores.topk(metric.top_k, 1).indices
-            accuracy = float((among == held_out[:, None]).any(1).double().mean())
-            self.about["metrics"] = {**self.about.get("metrics", {}), "val/accuracy": accuracy}
+            accuracy, balanced = accuracies(held_out, held_out_scores, metric.top_k)
+            found = {"val/accuracy": accuracy, "val/balanced_accuracy": balanced}
+            self.about["metrics"] = {**self.about.get("metrics", {}), **found}
         counts = confusion_matrix(labels, scores.argmax(1), labels=range(len(data.names)))
         self.rows = list(_class_rows(labels, scores.argmax(1), data.names))
         if self.folder is None:
@@ -172,6 +181,14 @@ class Report(Callback):
             images = [data.center(data.test_set[i][0][None])[0] for i in wrong[:MISTAKES]]
             titles = [f"{name}\ntaken for {guess}" for _, name, guess, _ in rows[:MISTAKES]]
             write(mistakes_figure(images, titles), folder / "mistakes.png")
+
+
+def accuracies(labels: Tensor, scores: Tensor, top_k: int) -> tuple[float, float]:
+    """Return the share of samples whose class is among the `top_k` highest scores, and the mean of this share over the
+    classes that have samples: the balanced accuracy."""
+    among = scores.argmax(1, keepdim=True) if top_k == 1 else scores.topk(top_k, 1).indices
+    right = (among == labels[:, None]).any(1)
+    return float(right.double().mean()), balanced_accuracy(right, labels)
 
 
 def _class_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iterator[tuple[str, str, str, str, str]]:

@@ -59,7 +59,7 @@ function sectionAt(address, heading) {
 function answer(view) {
   const { accuracy, tested, label } = view.snapshot;
   const right = accuracy === null ? [] : [make("strong", {}, `${percent(accuracy)} right`),
-    ` on ${plural(tested, "test input")}${label ? `, ${label}` : ""}.`];
+    ` on ${plural(tested, "test input")}${label ? `, ${label}` : ""}.`, balancedOf(view.snapshot)];
   const one = view.example ? ` ${verdict(view).replace("The network says", "On the example below it says")}` : "";
   return make("p", { class: "answer" }, right, one);
 }

@@ -13,7 +13,7 @@ from scipy.stats import ConstantInputWarning, spearmanr
 from torch import Tensor, nn
 
 from torchcaps.data.order import evenly_chosen
-from torchcaps.explain.controls import is_right, uniform_coefficients, with_new_weights
+from torchcaps.explain.controls import balanced_accuracy, is_right, uniform_coefficients, with_new_weights
 from torchcaps.explain.credit import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
@@ -90,6 +90,8 @@ def report(
         kept = kept or _chosen(samples, scores)[: 4 if fewer else None]
         found = None if samples.labels is None else _share_right(scores, samples.labels)
         snapshots.append(_snapshot(network, samples, label, found, kept, temperature, shuffled, say))
+        if samples.labels is not None and samples.labels.dim() == 1:
+            snapshots[-1]["balanced"] = balanced_accuracy(is_right(scores, samples.labels), samples.labels)
     confusion = None
     if samples.labels is not None and samples.labels.dim() == 1:
         confusion = torch.zeros(len(samples.names), len(samples.names), dtype=torch.long)
@@ -164,6 +166,7 @@ def _snapshot(
     return {
         "label": label,
         "accuracy": found,
+        "balanced": None,
         "tested": 0 if found is None else len(samples),
         "sharpening": sharp,
         "examples": examples,

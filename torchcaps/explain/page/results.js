@@ -13,13 +13,19 @@ function resultsSection(report, snapshot) {
   const lead = snapshot.accuracy === null
     ? "How the training went, and what this network is made of."
     : `The network was tested on ${plural(snapshot.tested, "input")} that it had not seen in training, and named the `
-      + `right ${report.confusion ? "class" : "classes"} for ${percent(snapshot.accuracy)} of them.`
+      + `right ${report.confusion ? "class" : "classes"} for ${percent(snapshot.accuracy)} of them.${balancedOf(snapshot)}`
       + (report.confusion ? ` An answer drawn from a hat would be right one time in ${report.classes.length}.` : "");
   return { lead, parts: [
     charts.length ? make("div", { class: "charts" }, charts) : null,
     report.confusion ? confusionOf(report) : null,
     report.facts.length ? detailsOf("The facts: recipe, data, network", factsOf(report)) : null,
     report.layers.length ? detailsOf("The capsule layers, from the input to the classes", layersOf(report)) : null] };
+}
+
+/** The balanced accuracy as words, where it is another one than the accuracy: classes are then of unequal size. */
+function balancedOf({ accuracy, balanced }) {
+  const differs = (balanced ?? null) !== null && percent(balanced) !== percent(accuracy);
+  return differs ? ` Classes count equally in the balanced accuracy, which is ${percent(balanced)}.` : "";
 }
 
 function detailsOf(summary, content) {
