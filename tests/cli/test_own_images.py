@@ -19,7 +19,7 @@ from PIL import Image
 from vision import SIZE, WIDTHS, make_vision_model
 
 from torchcaps.cli.checkpoints import build_run, find_run
-from torchcaps.data import DataError, ImageFolder
+from torchcaps.data import DataError, ImageFolder, notes
 from torchcaps.data.splits import digest, read_split
 from torchcaps.deploy import Trained, from_pretrained, save_pretrained
 
@@ -74,6 +74,34 @@ def test_a_run_leaves_a_report(own):
     assert len(rows_of((report / "mistakes.csv").read_text())) == 36 - round(36 * right)
     assert summary["command"].startswith("torchcaps train own/images --data.folder")
     assert summary["names"] == ["one", "seven", "zero"]
+
+
+def test_rare_classes_have_a_note_two_remedies_and_weights_in_the_checkpoint(own, capfd, monkeypatch):
+    monkeypatch.setattr(notes, "_said", set())
+    shutil.copytree(own / "pictures", "pictures")
+    for path in sorted(Path("pictures", "zero").iterdir())[6:]:
+        path.unlink()
+    train = ["train", "own/images", "--data.folder", "pictures", *SMALL, "--trainer.max_epochs", "1"]
+    assert call(*train) == 0
+    note = "torchcaps: rare classes in training: zero (4), beside one (56); a network may never predict them: give "
+    assert note + "--data.balance true or --model.class_weights balanced\n" in capfd.readouterr().err
+    assert call(*train, "--model.class_weights", "balanced") == 0
+    assert call(*train, "--data.balance", "true") == 0
+    assert "rare" not in capfd.readouterr().err
+    plain, weighted = (f"runs/own/images/version_{number}" for number in (0, 1))
+    weights = torch.load(f"{weighted}/checkpoints/last.ckpt", weights_only=True)["state_dict"]["loss.weight"]
+    assert weights.tolist() == pytest.approx([116 / (3 * 56), 116 / (3 * 56), 116 / (3 * 4)])
+    assert call("test", weighted) == 0
+    assert re.search(r"^test/balanced_accuracy: \d\.\d{4}$", capfd.readouterr().out, re.M)
+    assert Trained.load(f"{weighted}/checkpoints/last.ckpt").names == ["one", "seven", "zero"]
+    for command in ("test", "train"):
+        said = error_of(capfd, command, plain, "--model.class_weights", "balanced")
+        assert "was trained without class weights: leave out what changes model.class_weights" in said
+        said = error_of(capfd, command, weighted, "--model.class_weights", "null")
+        assert "was trained with class weights: leave out what changes model.class_weights" in said
+        said = error_of(capfd, command, weighted, "--model.class_weights", "[1, 1, 2]")
+        assert "model.class_weights = balanced, and now it is [1.0, 1.0, 2.0]: leave out what changes it" in said
+    assert "rare" not in capfd.readouterr().err
 
 
 def test_the_split_lies_with_the_run(own):

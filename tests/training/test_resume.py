@@ -21,6 +21,7 @@ import torch
 from commands import call as run_command
 from encoders import make_encoder
 from interruptions import Killed, interrupt, newest
+from pictures import draw_digits
 
 from torchcaps.training import Classifier
 from torchcaps.training.checkpoints import LastCheckpoints
@@ -61,6 +62,12 @@ RECIPES = {
         model: {network: {init_args: {layers: 3, width: 8}}}
         data: {init_args: {batch_size: 2, encoder: bert, phrases: true}}
         """,
+    "rare.yaml": """
+        extends: own/images
+        model: {network: {init_args: {depth: 8}}, class_weights: balanced}
+        data: {init_args: {folder: pictures, balance: true, batch_size: 8, num_workers: 0}}
+        trainer: {callbacks: []}
+        """,
 }
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 QUIET += ["--trainer.limit_test_batches=1"]
@@ -88,13 +95,14 @@ CASES = {
     "made on the fly": ["overlays.yaml", *EPOCHS],
     "made on the fly, workers": ["overlays.yaml", *STEPS, "--data.num_workers=2"],
     "batch normalization": ["batch-norm.yaml", *STEPS],
+    "pictures, balanced and weighted": ["rare.yaml", *EPOCHS],
     "texts": ["mean.yaml", *EPOCHS, "--trainer.limit_train_batches=4", "--data.group_by_length=false"],
     "texts by length": ["mean.yaml", *STEPS, "--trainer.limit_train_batches=4", "--data.group_by_length=true"],
     "texts by length, workers": ["capsules.yaml", *STEPS, "--data.group_by_length=true", "--data.num_workers=2"],
 }
-# The fast tests have accumulated gradients with a shorter last step, and texts by length with mixup and a one-cycle
-# schedule.
-QUICK = ("in memory, gradients of two of five", "texts by length")
+# The fast tests have accumulated gradients with a shorter last step, texts by length with mixup and a one-cycle
+# schedule, and samples and weights for rare classes.
+QUICK = ("in memory, gradients of two of five", "texts by length", "pictures, balanced and weighted")
 
 
 def slow(*values: Any) -> Any:
@@ -201,6 +209,10 @@ def fill_the_disk(patch: pytest.MonkeyPatch, after: int) -> None:
 def encoder_of(case: list[str]) -> None:
     if case[0] in ("mean.yaml", "capsules.yaml"):
         make_encoder(Path("bert"))
+    if case[0] == "rare.yaml":
+        draw_digits(Path("pictures"), 0, 30)
+        for path in sorted(Path("pictures", "zero").iterdir())[4:]:
+            path.unlink()
 
 
 @pytest.mark.parametrize("case", [*QUICK, *(slow(case) for case in CASES if case.endswith("workers"))])

@@ -13,7 +13,8 @@ function resultsSection(report, snapshot) {
   const lead = snapshot.accuracy === null
     ? "How the training went, and what this network is made of."
     : `The network was tested on ${plural(snapshot.tested, "input")} that it had not seen in training, and named the `
-      + `right ${report.confusion ? "class" : "classes"} for ${percent(snapshot.accuracy)} of them.${balancedOf(snapshot)}`
+      + `right ${report.confusion ? "class" : "classes"} for ${percent(snapshot.accuracy)} of them.`
+      + balancedOf(snapshot)
       + (report.confusion ? ` An answer drawn from a hat would be right one time in ${report.classes.length}.` : "");
   return { lead, parts: [
     charts.length ? make("div", { class: "charts" }, charts) : null,
