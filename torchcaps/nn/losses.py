@@ -67,7 +67,8 @@ def margin_loss(
         _check_lengths(lengths.detach())
     wanted = (positive_margin - lengths).clamp_min(0).square()
     unwanted = (lengths - negative_margin).clamp_min(0).square()
-    return _weighted_mean((present * wanted + down_weight * (1 - present) * unwanted).sum(1), present, weight)
+    losses = (present * wanted + down_weight * (1 - present) * unwanted).sum(1)
+    return _weighted_mean(losses, present, weight)
 
 
 @checked
