@@ -81,6 +81,12 @@ def test_samples_of_a_class_come_in_turn(kind):
     assert len(pairs) == 3  # each turn of a class is in another order
 
 
+@balanced
+def test_classes_of_a_balanced_epoch_are_mixed(kind):
+    labels = LABELS[torch.tensor(epoch_of(an_order(kind), 0))]
+    assert (labels[3:] == labels[:-3]).float().mean() < 0.7  # all are equal where the classes come in turn
+
+
 def test_one_sample_fills_half_of_a_balanced_epoch():
     labels = torch.zeros(100_001, dtype=torch.long)
     labels[7] = 1

@@ -371,6 +371,9 @@ def test_weighted_losses_do_not_depend_on_the_batches(loss):
     torch.testing.assert_close(loss_of(scores, UNEQUAL, loss, class_weights=WEIGHTS), expected)
     both = [loss_of(scores, UNEQUAL, loss, class_weights=weights) for weights in (None, [1, 1, 1])]
     assert torch.equal(*both)
+    total = loss_of(scores, UNEQUAL, nn.CrossEntropyLoss(reduction="sum"), class_weights=WEIGHTS)
+    mean = loss_of(scores, UNEQUAL, nn.CrossEntropyLoss(), class_weights=WEIGHTS)
+    torch.testing.assert_close(total, 4 * mean)
 
 
 def test_mixed_labels_are_weighted(monkeypatch):

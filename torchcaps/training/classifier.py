@@ -202,7 +202,8 @@ class Classifier(LightningModule):
         counts = labels.bincount(minlength=self.classes)
         if self.class_weights == "balanced":
             found = counts > 0  # a class without a training sample has a weight that nothing reads
-            self.loss.weight.copy_(len(labels) / (found.sum() * counts.clamp_min(1)))
+            weight: Any = self.loss.weight
+            weight.copy_(len(labels) / (found.sum() * counts.clamp_min(1)))
         weighted, balanced = getattr(self.loss, "weight", None) is not None, data.balance
         if weighted and balanced:
             say("--data.balance true and --model.class_weights correct for rare classes twice: one of them is enough")
@@ -301,8 +302,10 @@ class Classifier(LightningModule):
             raise ValueError(
                 f"the loss must be a tensor of one number, the mean over the batch, got {shown(loss)}{advice}"
             )
-        if self.class_weights is not None and not mixed and isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss):
-            loss = loss * self.loss.weight[labels].mean()  # it has divided by the sum of the weights of this batch
+        normalizes = isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss) and self.loss.reduction == "mean"
+        if self.class_weights is not None and normalizes and not mixed:
+            of_class: Any = self.loss.weight
+            loss = loss * of_class[labels].mean()  # it has divided by the sum of the weights of this batch
         if divergence is not None:
             loss = loss + divergence
         if self.reconstruction_weight and images.dim() < 5:  # several crops of an image are not reconstructed
