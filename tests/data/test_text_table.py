@@ -454,6 +454,6 @@ def test_a_balanced_epoch(tmp_path, bert, group_by_length):
     options = {"encoder": str(bert), "cache": str(tmp_path / "kept"), "group_by_length": group_by_length}
     data = TextTable(write(tmp_path / "a.csv", rows), balance=True, batch_size=4, **options)
     data.setup("fit")
-    assert data.train_set.labels.bincount().tolist() == [1, 21]
+    assert data.train_set.labels.bincount().tolist() == [3, 22]
     batches = [(mask.sum(1), labels) for (_, mask), labels in data.train_dataloader()]
-    assert torch.cat([labels for _, labels in batches]).bincount().tolist() == [11, 11]
+    assert torch.cat([labels for _, labels in batches]).bincount().sort().values.tolist() == [12, 13]
