@@ -123,7 +123,7 @@ def test_an_error_of_a_process_ends_all_with_one_line(by, rank):
     process = start([*STARTED[by], *given])
     status, out, err = ended(process, 120)
     assert status == (1 if by == "torchrun" else 2)
-    assert out == ""
+    assert "test/" not in out
     assert without_stops(err, by) == ["torchcaps: nothing can be learned from this"], err
     assert "Traceback" not in err or by == "torchrun"
 
@@ -133,8 +133,8 @@ def test_an_error_of_a_process_ends_all_with_one_line(by, rank):
 def test_a_process_that_is_killed_ends_all(by):
     given = [*INTERRUPT, *(f"--trainer.callbacks.{x}" for x in ("by=SIGKILL", "rank=1", "real=true"))]
     status, _, err = ended(start([*STARTED[by], *given]), 120)
-    assert status not in (0, 124)
-    assert len(lines(err)) == 1 or by == "torchrun", err  # torchrun may be the first to end the other process
+    assert status not in (0, 124), err
+    assert len(lines(err)) == 1 or by == "torchrun", (status, err)  # torchrun may be the first to end the other process
     assert all("one of 2 processes has ended" in line for line in without_stops(err, by))
 
 

@@ -1,5 +1,6 @@
 """Processes that train together: all of them end if one of them fails, and one of them says why."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")  # variables that torchrun, SLURM
 LAUNCHERS = (*RANKS, "JSM_NAMESPACE_RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK")  # variables that hold numbers
 FOR_USERS = ("DataError", "ValueError", "FloatingPointError")  # errors whose message is for the user
 PATIENCE = 3.0  # seconds in which the first process reports an error that all have
+GRACE = 60.0  # seconds in which it says that another one has ended; while it waits for that one's data it cannot
 
 
 def rank() -> int:
@@ -55,6 +57,7 @@ def ends_together(trainer: "Trainer") -> Iterator[None]:
     """
     from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
+    _let_lightning_wait()
     try:
         yield
     except BaseException as error:
@@ -77,6 +80,21 @@ def ends_together(trainer: "Trainer") -> Iterator[None]:
                 f"one of {trainer.world_size} processes has ended, and with it the others: see what it has said"
             ) from error
         raise
+
+
+@functools.cache
+def _let_lightning_wait() -> None:
+    """Make Lightning wait before it kills this process because one that it has started has ended. Its thread looks
+    every 5 s, and would often be faster than this process says what happened. There is no public way to tell it."""
+    from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+
+    kill = _ChildProcessObserver._terminate_all
+
+    def later(observer: _ChildProcessObserver) -> None:
+        time.sleep(GRACE)
+        kill(observer)
+
+    _ChildProcessObserver._terminate_all = later  # type: ignore[method-assign]
 
 
 def _runs(process: Any) -> bool:
