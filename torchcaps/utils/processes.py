@@ -94,7 +94,7 @@ def _let_lightning_wait() -> None:
         time.sleep(GRACE)
         kill(observer)
 
-    _ChildProcessObserver._terminate_all = later  # type: ignore[method-assign]
+    _ChildProcessObserver._terminate_all = later  # type: ignore[assignment]
 
 
 def _runs(process: Any) -> bool:
