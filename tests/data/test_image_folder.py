@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data import DataError, ImageFolder
+from torchcaps.data import DataError, ImageFolder, notes
 from torchcaps.data.pictures import read_all
 
 
@@ -388,10 +388,16 @@ def test_a_window_is_two_numbers(tmp_path):
 def test_few_gray_levels_are_said(tmp_path, folder, capfd):
     data_of(deep_folder(tmp_path / "a"), window=(0, 65535)).setup()
     advice = (
-        "the training pictures use 2 of 256 gray levels, as their values are 700 to 1000, and 0 is black and 65535 "
-        "white: set --data.window 700 1000\n"
+        "most training pictures use 2 of 256 gray levels or fewer: their values are about 700 to 1000, and 0 is black "
+        "and 65535 white: set --data.window 700 1000\n"
     )
     assert advice in capfd.readouterr().err
+    for i in range(3):  # hot pixels
+        pixels = np.linspace(700, 1000, 64).reshape(8, 8).astype(np.uint16)
+        pixels[0, 0] = 65535
+        Image.fromarray(pixels).save(tmp_path / "a" / "cat" / f"{i}.png")
+    data_of(tmp_path / "a").setup()
+    assert "about 700 to 1000, and 700 is black and 65535 white: set --data.window 700 1000" in capfd.readouterr().err
     data_of(folder).setup()
     assert "12 of 12 training pictures have one gray alone, such as cat/" in capfd.readouterr().err
     data_of(deep_folder(tmp_path / "c")).setup()
@@ -399,7 +405,7 @@ def test_few_gray_levels_are_said(tmp_path, folder, capfd):
     for path in (tmp_path / "c").rglob("*.png"):
         Image.new("L", (8, 8), 3 + len(path.name)).save(path)
     data_of(tmp_path / "c").setup()
-    assert "the training pictures use 1 of 256 gray levels, from 8 to 8: a network sees" in capfd.readouterr().err
+    assert "the training pictures use 1 of 256 gray levels: a network sees little in" in capfd.readouterr().err
 
 
 def test_gray_pictures_in_files_of_colors_are_gray(folder):
@@ -410,12 +416,13 @@ def test_gray_pictures_in_files_of_colors_are_gray(folder):
     assert data_of(folder).shape == (3, 8, 8)
 
 
-def test_pictures_far_from_square_are_said_to_be_cut(folder, capfd):
+def test_pictures_far_from_square_are_said_to_be_cut(folder, capfd, monkeypatch):
     draw(folder / "cat" / "0.png", size=(300, 20))
     draw(folder / "cat" / "1.png", size=(20, 300))
     said = "2 pictures of 20 are far from square, such as cat/0.png, and only their middle is kept: --data.fit pad or"
     data_of(folder).prepare_data()
     assert said in capfd.readouterr().err
+    monkeypatch.setattr(notes, "_said", set())
     data_of(folder, fit="pad").prepare_data()
     assert "square" not in capfd.readouterr().err
 
@@ -463,6 +470,10 @@ def test_a_pattern_makes_groups_of_names(tmp_path, capfd):
         ("q[0-9]", "no name of a file has it: set it to folder, none or a regular expression"),
         ("folder", "there are no folders in those of the classes: set it to"),
         ("[", "data.group '[' is no pattern (unterminated character set"),
+        (
+            "(p)([0-9]+)",
+            "has 2 pairs of brackets: keep one, around the name of the group, and begin the others with (?:",
+        ),
     ):
         assert said in error_of(tmp_path, group=group)
     (tmp_path / "a" / "other.png").unlink()
@@ -481,7 +492,7 @@ def test_a_pattern_makes_groups_of_names(tmp_path, capfd):
         ("{class}/more/{n}.png", None),
     ],
 )
-def test_pictures_that_seem_to_belong_together_are_said(tmp_path, capfd, names, expected):
+def test_pictures_that_seem_to_belong_together_are_said(tmp_path, capfd, monkeypatch, names, expected):
     for name in ("a", "b"):
         for n in range(12):
             k, i = divmod(n, 3)
@@ -492,6 +503,7 @@ def test_pictures_that_seem_to_belong_together_are_said(tmp_path, capfd, names, 
     if expected is None:
         return
     assert f"give --data.group {expected}, or --data.group none if not" in said
+    monkeypatch.setattr(notes, "_said", set())
     data_of(tmp_path, group="none").prepare_data()
     assert "belong" not in capfd.readouterr().err
     data_of(tmp_path, group=shlex.split(expected)[0]).prepare_data()  # the advice is right
@@ -552,6 +564,7 @@ def test_a_table_names_pictures_and_their_classes(tmp_path, capfd):
         assert data.part(stage).labels.tolist() == labels
     said = capfd.readouterr().err
     assert "left out what lies in no row of the table: other.jpg" in said
+    assert "file beside" not in said
     assert "the column lesion_id has 12 values in 24 rows: if those of one value belong together" in said
     assert "give --data.group lesion_id, or --data.group none if not" in said
     grouped = data_of(tmp_path / "pictures", group="lesion_id", **options)
@@ -573,7 +586,7 @@ def test_a_table_names_pictures_and_their_classes(tmp_path, capfd):
         (
             ["file,label", "0,a", "9,b"],
             {},
-            "line 3: no picture, or more than one, is called '9': mend such rows, or leave",
+            "line 3: no picture is called '9': mend such rows, or leave",
         ),
         (["file,label", "0,a", ",b"], {}, "line 3: file is empty: mend such rows"),
         (["file,label", "0,a", "1,"], {}, "line 3: label is empty: mend such rows"),
@@ -601,17 +614,43 @@ def test_tables_that_cannot_be_used(tmp_path, lines, options, said):
     assert said in error_of(tmp_path / "pictures", table=str(path), **options)
 
 
+def test_names_in_a_table_have_many_forms(tmp_path):
+    folder = tmp_path / "pictures"
+    files = ["a/0.png", "a/1.png", "b/2.png", "b/3.png", "b/4.png", "b/5.png", "cafe\u0301.png", "c/0.png"]
+    for i, name in enumerate(files):
+        draw(folder / name, 20 * i)
+    names = ["a\\0.png", "1", "b/2", str(folder / "b" / "3.png"), "pictures/b/4.png", "5.png", "caf\u00e9", "./c/0"]
+    path = table(folder / "t.csv", ["file,label", *(f"{name},{'ab'[i % 2]}" for i, name in enumerate(names))])
+    path.rename(tmp_path / "t.csv")
+    data = data_of(folder, table=str(tmp_path / "t.csv"))
+    assert data._listed.classes == {name: "ab"[i % 2] for i, name in enumerate(files)}
+    table(tmp_path / "t.csv", ["file,label", "0,a", "1,b"])
+    said = "line 2: several pictures are called '0': give the path in the folder"
+    assert said in error_of(folder, table=str(tmp_path / "t.csv"))
+
+
+def test_a_column_that_repeats_the_class_is_no_group(tmp_path, capfd):
+    for i in range(12):
+        draw(tmp_path / "pictures" / f"{i}.png", 20 * i)
+    rows = [f"{i},{'abc'[i % 3]},{i % 3},p{i // 2}" for i in range(12)]
+    path = table(tmp_path / "t.csv", ["file,label,class_id,patient", *rows])
+    data_of(tmp_path / "pictures", table=str(path)).prepare_data()
+    said = capfd.readouterr().err
+    assert "class_id" not in said
+    assert "give --data.group patient" in said
+
+
 def test_rows_that_cannot_be_used_are_left_out_if_asked(tmp_path, capfd):
     for i in range(12):
         draw(tmp_path / "pictures" / f"{i}.png", 20 * i)
     path = table(tmp_path / "t.csv", ["file,label", *(f"{i},{'ab'[i % 2]}" for i in range(14))])
     data = data_of(tmp_path / "pictures", table=str(path), skip_bad=True)
     assert len(data.parts) == 12
-    said = f"{path}: left out 2 rows: line 14: no picture, or more than one, is called '12', line 15:"
+    said = f"{path}: left out 2 rows: line 14: no picture is called '12', line 15:"
     assert said in capfd.readouterr().err
 
 
-def test_near_copies_across_the_split_are_said(tmp_path, capfd):
+def test_near_copies_across_the_split_are_said(tmp_path, capfd, monkeypatch):
     random = np.random.default_rng(0)
     for i in range(20):
         picture = Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).resize((60, 60), 2)
@@ -627,6 +666,7 @@ def test_near_copies_across_the_split_are_said(tmp_path, capfd):
     said = f"{tmp_path}: training has near copies of 1 of 4 test pictures, such as {target} and {source}\n"
     assert said in capfd.readouterr().err
     shutil.copy(tmp_path / source, tmp_path / target)
+    monkeypatch.setattr(notes, "_said", set())
     data_of(tmp_path).setup()
     said = capfd.readouterr().err
     assert "training has 1 of 4 test pictures too" in said

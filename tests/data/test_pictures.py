@@ -89,9 +89,7 @@ def test_more_than_eight_bits_become_eight_by_the_window(tmp_path, name, capfd):
 def test_without_a_window_a_picture_tells_its_own(tmp_path, values, dtype, expected, capfd):
     path = deep(tmp_path / "a.tif", values, dtype)
     assert read_picture(path, (1, 1, len(values))).flatten().tolist() == expected
-    assert (
-        "has more than 8 bits per pixel, and nothing says which numbers are black and white" in capfd.readouterr().err
-    )
+    assert "has more than 8 bits per pixel, and data.window is not set" in capfd.readouterr().err
 
 
 def test_a_window_is_from_the_smallest_to_the_largest_value():

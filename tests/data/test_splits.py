@@ -210,8 +210,11 @@ def test_a_group_with_most_samples_is_trained_and_the_others_are_split():
 
 
 def test_a_split_by_groups_depends_on_no_order():
-    classes, groups = of_groups({f"p{i}": {"ab"[i % 2]: 3 + i % 5} for i in range(30)})
-    parts = dict(zip(groups, split_by_group(classes, groups, SHARES), strict=True))
-    order = np.random.default_rng(0).permutation(len(groups))
-    mixed = [groups[i] for i in order]
-    assert dict(zip(mixed, split_by_group([classes[i] for i in order], mixed, SHARES), strict=True)) == parts
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        classes = random.choice(list("abcd"), 60, p=[0.4, 0.3, 0.2, 0.1]).tolist()
+        groups = [f"p{i}" for i in random.integers(0, 15, 60)]
+        parts = dict(zip(groups, split_by_group(classes, groups, SHARES), strict=True))
+        order = random.permutation(60)
+        mixed = [groups[i] for i in order]
+        assert dict(zip(mixed, split_by_group([classes[i] for i in order], mixed, SHARES), strict=True)) == parts

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         metavar="NAMES",
         help='names of the columns of tables without a header line, such as "[label, text]"; for a network of texts '
-        "all files are then tables, whatever their end",
+        "all files are then tables, whatever their ending",
     )
     parser.add_argument(
         "--batch_size", type=positive_int, default=64, metavar="N", help="samples in a batch (default: 64)"
@@ -171,6 +171,8 @@ def _pictures(given: str, column: str, columns: list[str] | None = None) -> Iter
         found = [str(file) for file in find_pictures(path)[0]]
         if not found:
             raise BadInput(f"{given}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
+    elif columns and path.suffix.lower() not in TABLES:
+        raise BadInput(f"--columns is for tables, and {given} is none: leave it out")
     elif path.suffix.lower() in TABLES:
         found = _named(path.parent, _column(given, column, columns))
     else:
@@ -195,7 +197,7 @@ def _named(folder: Path, names: list[str]) -> list[str]:
         if not os.path.isfile(path):
             if by_name is None:
                 by_name = pictures_by_name(folder, find_pictures(folder)[0])
-            path = picture_called(name, by_name) or path
+            path = picture_called(name, by_name, folder) or path
         found.append(str(path))
     return found
 

@@ -16,6 +16,7 @@ from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import LabeledData
 from torchcaps.data.notes import MOST_BAD, listed, say, together
+from torchcaps.data.order import evenly_chosen
 from torchcaps.data.picture_lists import EXPECTED, PictureList, pictures_in_folders, pictures_in_table
 from torchcaps.data.pictures import (
     Fit,
@@ -54,6 +55,7 @@ from torchcaps.utils.files import user_path, write_csv_whole
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 
 MOST_PIXELS = 64  # side of images if none is given
+MOST_PAIRS = 10**9  # of pictures that are compared for near copies, which takes some ten seconds
 FEW_LEVELS = 26  # of 256: pictures that use fewer are nearly of one gray
 FAR_FROM_SQUARE = 1.5  # sides: a third of such a picture, or more, is lost when its middle is cut out
 
@@ -226,7 +228,8 @@ class ImageFolder(ImageData):
         open_parts = {part: share for part, share in shares.items() if part not in found.values()}
         pictures = [path for path in files if found[path] == "train"]
         classes = [files[path] for path in pictures]
-        if groups := self._listed.groups:
+        groups = self._listed.groups
+        if groups:
             found |= dict(
                 zip(pictures, split_by_group(classes, [groups[x] for x in pictures], open_parts), strict=True)
             )
@@ -235,7 +238,7 @@ class ImageFolder(ImageData):
         else:
             found |= dict(zip(pictures, split_by_class(pictures, classes, open_parts), strict=True))
         if "test" not in found.values():
-            raise DataError(f"{self.folder}: has no picture to test on: {_more(open_parts)}")
+            raise DataError(f"{self.folder}: has no picture to test on: {_how_to_test(self.test_share, bool(groups))}")
         return found
 
     @checked
@@ -272,8 +275,7 @@ class ImageFolder(ImageData):
                     "the class"
                 )
             self._say_what_is_dark(names)
-        else:
-            self._say_what_was_trained_on(part, names)
+            self._say_what_is_there_twice(names)
         classes = torch.tensor([labels[self._files[path]] for path in names])
         return PictureSet(self._folder, np.array(names), classes, self.shape, self.fit, self.window)
 
@@ -300,12 +302,12 @@ class ImageFolder(ImageData):
             return
         deep = [path for path, of in self.parts.items() if of == "train" and self._is_deep(path)]
         ranges = in_threads(range_of, [self._folder / path for path in deep], "finding black and white")
-        if found := [pair for pair in ranges if pair is not None]:
+        if found := [x for x in ranges if x is not None]:
             self.window = window_of(found)
             low, high = self.window
             say(
-                f"{self.folder}: {counted(len(deep), 'training picture')} with more than 8 bits: {low:g} is black and "
-                f"{high:g} white (data.window)"
+                f"{self.folder}: {counted(len(deep), 'training picture')} with more than 8 bits: {low:.12g} is black "
+                f"and {high:.12g} white (data.window)"
             )
             if len(deep) < sum(of == "train" for of in self.parts.values()):
                 say(f"{self.folder}: the other training pictures have 8 bits: 0 is black and 255 white in those")
@@ -349,49 +351,60 @@ class ImageFolder(ImageData):
         tested = {self._files[path] for path, part in self.parts.items() if part == "test"}
         if alone := [f"{name} ({training[name]})" for name in self.names if name not in tested]:
             few = "pictures or groups" if pictures.groups else "pictures"
-            say(f"classes that have too few {few} to be tested: {listed(alone)}")
+            why = "are not in the test part" if pictures.parts or self.split else f"have too few {few} to be tested"
+            say(f"classes that {why}: {listed(alone)}")
 
     def _say_what_is_dark(self, names: list[str]) -> None:
-        """Say if the training pictures use few gray levels, or if nearly all of them have one gray alone."""
+        """Say if most training pictures use few gray levels, or have one gray alone."""
         readings = [self._readings[name] for name in names]
-        least, most = min(x.least for x in readings), max(x.most for x in readings)
         flat = [name for name, x in zip(names, readings, strict=True) if x.least == x.most]
-        if most - least < FEW_LEVELS:
-            use = f"{self.folder}: the training pictures use {most - least + 1} of 256 gray levels"
-            deep = [self._folder / name for name in names if self._is_deep(name)]
-            ranges = [pair for pair in in_threads(range_of, deep, "finding black and white") if pair is not None]
-            low, high = min((x for x, _ in ranges), default=0), max((x for _, x in ranges), default=0)
-            if low < high and self.window is not None:
-                black, white = self.window
-                use += f", as their values are {low:g} to {high:g}, and {black:g} is black and {white:g} white: "
-                say(f"{use}set --data.window {low:g} {high:g}")
-            else:
-                say(f"{use}, from {least} to {most}: a network sees little in them, unless you make them brighter")
+        all_levels = max(x.most for x in readings) - min(x.least for x in readings) + 1
+        most_use = median_low(x.most - x.least for x in readings) + 1
+        deep = [self._folder / name for name in names if self._is_deep(name)]
+        if self.window is not None and 2 * len(deep) > len(names) and most_use < FEW_LEVELS:
+            ranges = [x for x in in_threads(range_of, deep, "finding black and white") if x is not None]
+            low, high = median_low(x for x, _ in ranges), median_low(x for _, x in ranges)
+            black, white = self.window
+            if low < high:
+                say(
+                    f"{self.folder}: most training pictures use {most_use} of 256 gray levels or fewer: their values "
+                    f"are about {low:.12g} to {high:.12g}, and {black:.12g} is black and {white:.12g} white: set "
+                    f"--data.window {low:.12g} {high:.12g}"
+                )
+                return
+        if all_levels < FEW_LEVELS:
+            say(
+                f"{self.folder}: the training pictures use {all_levels} of 256 gray levels: a network sees little in "
+                "them: make them brighter"
+            )
         elif 10 * len(flat) >= 9 * len(names):
             say(
                 f"{self.folder}: {len(flat):,} of {counted(len(names), 'training picture')} have one gray alone, such "
                 f"as {flat[0]}"
             )
 
-    def _say_what_was_trained_on(self, part: Part, names: list[str]) -> None:
-        """Say how many pictures of a part are training pictures too, file for file or nearly."""
-        trained = self._readable("train")
-        if not trained:
-            return
+    def _say_what_is_there_twice(self, trained: list[str]) -> None:
+        """Say how many validation and test pictures are training pictures too, file for file or nearly."""
         files = {self._readings[path].digest for path in trained}
-        others = [name for name in names if self._readings[name].digest not in files]
-        count = counted(len(names), f"{KINDS[part]} picture")
-        if len(others) < len(names):
-            say(f"{self.folder}: training has {len(names) - len(others)} of {count} too")
-        copies = near_copies(
-            [self._readings[name].thumbnail for name in others], [self._readings[name].thumbnail for name in trained]
-        )
-        if copies:
-            place, other = next(iter(copies.items()))
-            say(
-                f"{self.folder}: training has near copies of {len(copies)} of {count}, such as {others[place]} and "
-                f"{trained[other]}"
-            )
+        thumbnails = [self._readings[path].thumbnail for path in trained]
+        parts: tuple[Part, ...] = ("val", "test")
+        for part in parts:
+            names = self._readable(part)
+            others = [name for name in names if self._readings[name].digest not in files]
+            count = counted(len(names), f"{KINDS[part]} picture")
+            if len(others) < len(names):
+                say(f"{self.folder}: training has {len(names) - len(others)} of {count} too")
+            compared = [others[i] for i in evenly_chosen(len(others), max(1, MOST_PAIRS // len(trained)))]
+            copies = near_copies([self._readings[name].thumbnail for name in compared], thumbnails)
+            if copies:
+                place, other = next(iter(copies.items()))
+                of = count if len(compared) == len(others) else f"the {len(compared):,} of {count} that were compared"
+                say(
+                    f"{self.folder}: training has near copies of {len(copies)} of {of}, such as {compared[place]} and "
+                    f"{trained[other]}"
+                )
+        # What nothing reads any more takes half a kilobyte of each picture.
+        self._readings = {path: Reading(x.error, b"", b"", 0, 0) for path, x in self._readings.items()}
 
     @cached_property
     def _folder(self) -> Path:
@@ -438,7 +451,7 @@ def _natural(name: str) -> tuple[int, int, str]:
     return (0, int(name), name) if name.isdecimal() else (1, 0, name)
 
 
-def _more(parts: Any) -> str:
-    if parts.get("test") == 0:
+def _how_to_test(test_share: float, has_groups: bool) -> str:
+    if test_share == 0:
         return "set data.test_share above 0, or add a folder test"
-    return "a class needs three pictures to be split" if parts else "expected pictures in its folder test"
+    return "a class needs two groups to be tested" if has_groups else "a class needs three pictures to be split"

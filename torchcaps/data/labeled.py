@@ -104,9 +104,8 @@ class LabeledData(LightningDataModule):
     """
 
     classes: int
-    balance: bool | None = (
-        None  # whether an epoch has equally many samples of each class; None: there is no such option
-    )
+    # Whether an epoch has equally many samples of each class; None where there is no such option.
+    balance: bool | None = None
 
     @checked
     def __init__(self, batch_size: Count = 128, num_workers: CountOrZero = 0, shuffle_labels: bool = False) -> None:

@@ -7,7 +7,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import Progress
 
-RARE = 10  # times as many samples as a rare class has the largest one
+RARE = 10  # the largest class has at least so many times the samples of a rare one
 MOST_BAD = 20  # files and rows that cannot be used, and are named in a line
 
 _said: set[str] = set()
@@ -26,7 +26,7 @@ def say(line: str, once: str | None = None) -> None:
 
 
 def say_rare(counts: Mapping[str, int], remedies: Sequence[str]) -> None:
-    """Say which classes have few training samples beside the largest one, and what helps.
+    """Say which classes have far fewer training samples than the largest, and what helps.
 
     Args:
         counts: number of training samples by the name of the class.

@@ -1,6 +1,6 @@
 """Orders of samples. They depend on the run's seed and the epoch only, so a resumed run continues them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,9 @@ class Order(DistributedSampler[int]):
     ) -> None:
         super().__init__(range(samples), processes, rank, seed=seed)  # type: ignore[arg-type]  # only its length is used
         self.samples, self.batch_size, self.position = samples, batch_size, position
-        self.of_class = None if labels is None else [(labels == k).nonzero().flatten() for k in labels.unique()]
+        self.of_class: Sequence[Tensor] | None = None
+        if labels is not None:
+            self.of_class = labels.argsort(stable=True).split(labels.unique(return_counts=True)[1].tolist())
 
     def __len__(self) -> int:
         own = len(range(self.rank, self.samples, self.num_replicas))
@@ -80,7 +82,7 @@ class Order(DistributedSampler[int]):
         order = torch.randperm(self.samples, generator=generator)
         return order if self.of_class is None else self._classes_in_turn(self.of_class, epoch)[order]
 
-    def _classes_in_turn(self, of_class: list[Tensor], epoch: int) -> Tensor:
+    def _classes_in_turn(self, of_class: Sequence[Tensor], epoch: int) -> Tensor:
         """Return a sample of each class in turn, given the samples of each class. Epochs go on where the one before
         ended: place p, counted from the first epoch on, has the next sample of class p mod classes."""
         chosen, first = torch.empty(self.samples, dtype=torch.long), epoch * self.samples

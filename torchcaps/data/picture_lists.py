@@ -1,7 +1,9 @@
 """Which pictures of one's own there are, with their classes and groups: in a folder for each class, or in a table."""
 
+import os
 import re
 import shlex
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -13,6 +15,7 @@ from torchcaps.data.pictures import SUFFIXES, find_pictures, is_hidden
 from torchcaps.data.splits import Part
 from torchcaps.data.table import Table, read_table
 from torchcaps.utils.checks import counted, nearest
+from torchcaps.utils.files import user_path
 
 FOLDERS: dict[str, Part] = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -124,14 +127,17 @@ def pictures_in_table(
     pictures, others = find_pictures(folder)
     by_name = pictures_by_name(folder, pictures)
     classes: dict[str, str] = {}
-    lines: dict[str, int] = {}
+    lines: dict[str, int] = {}  # where each picture stands first
+    rows: list[tuple[str, dict[str, str], int]] = []
     bad: list[str] = []
     for line, values in table.rows:
         text, of_class = values[picture].strip(), values[label].strip()
         if not text or not of_class:
             bad.append(f"line {line}: {picture if not text else label} is empty")
-        elif (path := picture_called(text, by_name)) is None:
-            bad.append(f"line {line}: no picture, or more than one, is called {text[:100]!r}")
+        elif (path := picture_called(text, by_name, user_path(name).parent)) is None:
+            several = as_key(text) in by_name
+            many = f"several pictures are called {text[:100]!r}: give the path in the folder"
+            bad.append(f"line {line}: {many if several else f'no picture is called {text[:100]!r}'}")
         elif classes.setdefault(key := path.relative_to(folder).as_posix(), of_class) != of_class:
             raise DataError(
                 f"{name} line {line}: {text} is {of_class!r}, and {classes[key]!r} in line {lines[key]}: give each "
@@ -139,6 +145,7 @@ def pictures_in_table(
             )
         else:
             lines.setdefault(key, line)
+            rows.append((key, values, line))
     if len(bad) == len(table.rows):
         raise DataError(
             f"{name}: names no picture in {folder} by its column {picture!r} ({bad[0]}): set data.picture to the "
@@ -157,11 +164,17 @@ def pictures_in_table(
         raise DataError(
             f"{name}: every picture has another class in column {label!r}: set data.label to the column of the classes"
         )
-    beside = [path for path in (found.relative_to(folder).as_posix() for found in pictures) if path not in classes]
+    paths = (path.relative_to(folder).as_posix() for path in pictures)
+    beside = [path for path in paths if path not in classes]
     inside: dict[str, PurePath] = {path: PurePath(path) for path in classes}
     if group in table.columns:
-        rows = {row.line: row.values for row in table.rows}
-        groups = {path: rows[line][group].strip() for path, line in lines.items()}
+        groups: dict[str, str] = {}
+        for key, values, line in rows:
+            if groups.setdefault(key, values[group].strip()) != values[group].strip():
+                raise DataError(
+                    f"{name} line {line}: the picture {values[picture]} has another {group} in line {lines[key]}: give "
+                    "it one"
+                )
         if empty := [f"line {lines[path]}" for path, found in groups.items() if not found]:
             raise DataError(f"{name} {listed(empty, MOST_BAD)}: {group} is empty: fill it in")
         _check_groups(folder, groups, group)
@@ -169,31 +182,41 @@ def pictures_in_table(
         groups = _groups_of(inside, group, folder, table.columns)
     doubt = ""
     if group is None:
-        doubt = _doubt_of_columns(table, {picture, label}) or _doubt(folder, inside, classes)
-    return PictureList(classes, {}, groups, [str(path) for path in others], beside, doubt)
+        doubt = _doubt_of_columns(table, picture, label) or _doubt(folder, inside, classes)
+    own = user_path(name).resolve()
+    rest = [path.relative_to(folder).as_posix() for path in others if path.resolve() != own]
+    return PictureList(classes, {}, groups, rest, beside, doubt)
 
 
 def pictures_by_name(folder: Path, pictures: Sequence[Path]) -> dict[str, Path | None]:
     """Return pictures by the names that a table may give them: the whole path, the path in the folder, the name of the
     file, and both without the ending. A name that several pictures have leads to None."""
     ways: list[Callable[[Path], str]] = [
-        lambda path: path.as_posix(),
+        lambda path: os.path.abspath(path),
         lambda path: path.relative_to(folder).as_posix(),
         lambda path: path.relative_to(folder).with_suffix("").as_posix(),
         lambda path: path.name,
         lambda path: path.stem,
     ]
     found: dict[str, Path | None] = {}
-    for way in ways:
-        names = Counter(map(way, pictures))
-        new = {way(path): path if names[way(path)] == 1 else None for path in pictures}
+    for way in ways:  # the first ones take precedence
+        new: dict[str, Path | None] = {}
+        for path in pictures:
+            name = as_key(way(path))
+            new[name] = None if name in new else path
         found = new | found
     return found
 
 
-def picture_called(name: str, by_name: Mapping[str, Path | None]) -> Path | None:
-    """Return the one picture that a table means by a name, perhaps written as on Windows; None if there is none."""
-    return by_name.get(PurePath(name.replace("\\", "/")).as_posix())
+def picture_called(name: str, by_name: Mapping[str, Path | None], table: Path) -> Path | None:
+    """Return the one picture that a table means by a name, which may also be a path from the folder of the table; None
+    if there is none."""
+    return by_name.get(as_key(name)) or by_name.get(as_key(os.path.abspath(table / as_key(name))))
+
+
+def as_key(name: str) -> str:
+    """Return a name as `pictures_by_name` has it: separators may be those of Windows, and letters those of macOS."""
+    return unicodedata.normalize("NFC", PurePath(name.replace("\\", "/")).as_posix())
 
 
 def _folders_of_parts(folder: Path) -> list[Path]:
@@ -247,11 +270,17 @@ def _groups_of(
         return {}
     others = f"{FOLDER}, {NONE}, a column of the table ({listed([*columns], 20)})" if columns else f"{FOLDER}, {NONE}"
     try:
+        brackets = 0 if group == FOLDER else re.compile(group).groups
         groups = {path: found for path, inside in paths.items() if (found := _group_of(inside, group))}
     except re.error as error:
         raise DataError(
             f"data.group {group!r} is no pattern ({error}): expected {others} or a regular expression"
         ) from None
+    if brackets > 1:
+        raise DataError(
+            f"data.group {group!r} has {brackets} pairs of brackets: keep one, around the name of the group, and begin "
+            "the others with (?:"
+        )
     if not groups:
         where = "there are no folders in those of the classes" if group == FOLDER else "no name of a file has it"
         raise DataError(f"{folder}: data.group is {group!r}, and {where}: set it to {others} or a regular expression")
@@ -299,13 +328,15 @@ def _doubt(folder: Path, paths: Mapping[str, PurePath], classes: Mapping[str, st
     return ""
 
 
-def _doubt_of_columns(table: Table, used: set[str]) -> str:
+def _doubt_of_columns(table: Table, picture: str, label: str) -> str:
     """Return a line if a column of a table seems to name patients or objects that several rows belong to."""
     for column in table.columns:
-        if column in used or not OF_GROUPS.search(column):
+        if column in (picture, label) or not OF_GROUPS.search(column):
             continue
         sizes = Counter(row.values[column] for row in table.rows)
-        if 3 <= len(sizes) < len(table.rows):
+        pairs = {(row.values[column], row.values[label]) for row in table.rows}
+        is_label = len(sizes) == len(pairs) == len({of_class for _, of_class in pairs})  # in other words
+        if 3 <= len(sizes) < len(table.rows) and not is_label:
             return (
                 f"{table.name}: the column {column} has {counted(len(sizes), 'value')} in {len(table.rows):,} rows: if "
                 f"those of one value belong together, as pictures of one patient, give --data.group "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -33,6 +34,7 @@ OF_SYSTEMS = (
     *("$RECYCLE.BIN", "System Volume Information", "lost+found"),
 )
 ENOUGH = 256  # pixels of a side in which colors are looked for
+QUEUED = 64  # files that wait for a thread
 THUMBNAIL = 16  # side of the small gray picture by which near copies are found
 GRAY_MODES = ("1", "L", "LA", "La")
 TURNS = {  # what makes a picture upright, by its orientation in EXIF
@@ -109,8 +111,12 @@ def _opened(path: Path, side: int) -> Iterator[Image.Image]:
             picture.load()  # the EXIF of a PNG may be behind its pixels; a TIFF is turned already
             yield picture
     except Exception as error:  # damaged bytes make Pillow raise errors of many types
+        if isinstance(error, MemoryError):
+            raise
         reason = "" if isinstance(error, UnidentifiedImageError) else f" ({' '.join(str(error).split())})"
-        raise DataError(f"{path} is not a picture that can be read{reason}: give a PNG or JPEG file") from None
+        ways = {PermissionError: "make it readable", Image.DecompressionBombError: "make it smaller"}
+        advice = ways.get(type(error), "give a PNG or JPEG file")
+        raise DataError(f"{path} is not a picture that can be read{reason}: {advice}") from None
 
 
 def _as_tensor(picture: Image.Image) -> Tensor:
@@ -126,17 +132,17 @@ def _eight_bits(picture: Image.Image, window: Window | None, path: Path) -> Imag
         low, high = window or _window_of_bits(least, most)
         if window is None:
             say(
-                f"{path}: has more than 8 bits per pixel, and nothing says which numbers are black and white: took "
-                f"{low:g} and {high:g} for it, and for others what they use",
+                f"{path}: has more than 8 bits per pixel, and data.window is not set: {low:.12g} became black and "
+                f"{high:.12g} white; each such picture has two numbers of its own",
                 once="depth",
             )
         elif max(most - high, low - least) >= (high - low) / 255:
             say(
-                f"{path}: has values from {least:g} to {most:g}, and data.window is {low:g} to {high:g}: what is "
-                "beyond becomes black or white, in other pictures too",
+                f"{path}: has values from {least:.12g} to {most:.12g}, and data.window is {low:.12g} to {high:.12g}: "
+                "what is beyond becomes black or white, in other pictures too",
                 once="beyond",
             )
-        scaled = (np.nan_to_num(pixels.astype(np.float32), nan=low) - low) * (255 / (high - low))
+        scaled = (np.nan_to_num(pixels.astype(np.float64), nan=low) - low) * (255 / (high - low))
         return Image.fromarray(scaled.clip(0, 255).round().astype(np.uint8))
     if picture.has_transparency_data:
         return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
@@ -258,17 +264,15 @@ def any_has_color(paths: Sequence[Path]) -> bool:
             return False
         return bool((pixels != pixels[..., :1]).any())
 
-    return any(
-        any(in_threads(has_color, paths[first : first + 64], "looking for colors"))
-        for first in range(0, len(paths), 64)
-    )
+    return any(in_threads(has_color, paths, "looking for colors"))
 
 
 def range_of(path: Path) -> tuple[float, float] | None:
-    """Return the smallest and the largest value of a picture's pixels; None if it cannot be read."""
+    """Return the smallest and the largest value of a picture's pixels; None if it cannot be read or has none."""
     try:
         with _opened(path, ENOUGH) as picture:
-            return _range(np.asarray(picture))
+            pixels = np.asarray(picture)
+            return _range(pixels) if np.isfinite(pixels).any() else None
     except DataError:
         return None
 
@@ -299,14 +303,16 @@ def read_all(
         small = gray.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)  # which changes with the size the least
         return Reading("", digest, small.tobytes(), *gray.getextrema())
 
-    return in_threads(check, paths, f"reading {counted(len(paths), 'picture')}")
+    return list(in_threads(check, paths, f"reading {counted(len(paths), 'picture')}"))
 
 
-def in_threads(function: Callable[[Path], R], paths: Sequence[Path], description: str) -> list[R]:
-    """Call a function for each picture file, with a progress bar. Pillow decodes without Python's lock."""
+def in_threads(function: Callable[[Path], R], paths: Sequence[Path], description: str) -> Iterator[R]:
+    """Yield what a function returns for each picture file, with a progress bar."""
+    # Pillow decodes without Python's lock.
     with warnings.catch_warnings(), ThreadPoolExecutor(2) as threads, progress_bar() as progress:
         warnings.simplefilter("ignore")
-        return list(progress.track(threads.map(function, paths), len(paths), description=description))
+        some = (threads.map(function, paths[first : first + QUEUED]) for first in range(0, len(paths), QUEUED))
+        yield from progress.track(chain.from_iterable(some), len(paths), description=description)
 
 
 @dataclass(frozen=True, eq=False)

@@ -193,7 +193,7 @@ def split_by_group(classes: Sequence[str], groups: Sequence[str], shares: Mappin
     has: dict[Part, set[str]] = {part: set() for part in wanted}
     parts: dict[str, Part] = {}
     for group in sorted(counts, key=lambda group: (-counts[group].total(), digest(group))):
-        of_group = counts[group]
+        of_group = dict(sorted(counts[group].items()))  # samples may come in any order
         without = {name: [part for part in wanted if name not in has[part]] for name in of_group}
         urgent = [without[name][0] for name in of_group if without[name] and left[name] <= len(without[name])]
         if any("train" in without[name] for name in of_group):

@@ -123,7 +123,7 @@ class Table(NamedTuple):
 def read_table(source: str | Path, columns: Sequence[str] | None = None) -> Table:
     """Read a table from a file.
 
-    The text is UTF-8, with or without a byte order mark. How it is read depends on the end of its name:
+    The text is UTF-8, with or without a byte order mark. How it is read depends on the ending of its name:
 
     - .jsonl, .ndjson, .json: JSON lines, an object in each. The columns are the names in the first line. Numbers, true
       and false become text as JSON spells them, null and NaN become "".
@@ -150,6 +150,7 @@ def read_table(source: str | Path, columns: Sequence[str] | None = None) -> Tabl
     except ValueError as error:
         raise DataError(f"{error}: give a CSV, TSV or JSON lines file") from None
     text = decoded(raw, name)
+    del raw  # a copy
     if not text.strip():
         raise DataError(f"{name}: is empty: expected {EXPECTED}")
     looks_like_json = columns is None and suffix not in TAB_SUFFIXES and text.lstrip().startswith("{")

@@ -194,8 +194,8 @@ class TextTable(TextData):
                 if self.split is not None:
                     advice = "choose another split"
                 elif self.test_share:
-                    kind = "texts" if self.group is None else "groups"
-                    advice = f"a class needs {LEAST} different {kind} to be split: add some"
+                    needs = f"{LEAST} different texts" if self.group is None else "two groups"
+                    advice = f"a class needs {needs} to be split: add some"
                 else:
                     advice = "set data.test_share above 0"
                 test_file = ", or give a data.test_file" if part == "test" else ""
@@ -258,12 +258,12 @@ class TextTable(TextData):
             del shares[part]
         if self.group is not None:
             return split_by_group([x.label for x in self._samples], [x.group for x in self._samples], shares)
-        first: dict[str, Sample] = {}  # of texts with the same words
-        for sample in self._samples:
-            first.setdefault(sample.words, sample)
-        split = split_by_class([x.key for x in first.values()], [x.label for x in first.values()], shares)
-        parts = dict(zip(first, split, strict=True))
-        return [parts[sample.words] for sample in self._samples]
+        words = [sample.words for sample in self._samples]
+        labels: dict[str, str] = {}  # of texts with the same words the first label of the alphabet
+        for text, sample in zip(words, self._samples, strict=True):
+            labels[text] = min(sample.label, labels.get(text, sample.label))
+        parts = dict(zip(labels, split_by_class([*labels], [*labels.values()], shares), strict=True))
+        return [parts[text] for text in words]
 
     @cached_property
     def _given(self) -> dict[bytes, Part]:
@@ -274,8 +274,8 @@ class TextTable(TextData):
         parts = [split.get(sample.digest) for sample in self._samples]
         if not any(parts):
             raise DataError(
-                f"{name}: has none of the texts in {self.file}: give the file of its run, or set data.split to null "
-                "for a new split"
+                f"{name}: has none of the texts in {self.file}: give the file and the data.group of its run, or set "
+                "data.split to null for a new split"
             )
         if gone := len(split.keys() - {sample.digest for sample in self._samples}):
             say(f"{self.file}: no longer has {counted(gone, 'text')} of the split of {name}")
@@ -313,7 +313,7 @@ class TextTable(TextData):
         texts = {part: {digest(sample.key) for sample in samples} for part, samples in self.parts.items()}
         words = {part: {digest(sample.words) for sample in samples} for part, samples in self.parts.items()}
         for key, part in self._given.items():
-            texts[part].add(key)  # also what is no longer there
+            texts[part].add(key)  # also what is no longer there, if there are no groups
         pairs: list[tuple[Part, Part]] = [("val", "train"), ("test", "train"), ("test", "val")]
         for part, other in pairs:
             file, samples = self._own_files.get(part, self.file), self.parts[part]

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from sklearn.metrics import recall_score
 from torch import Tensor, nn
 
 from torchcaps.nn.inputs import check_labels
@@ -53,7 +52,8 @@ def balanced_accuracy(right: Tensor, labels: Tensor) -> float:
         right: on which samples a network is right, `(n,)` bool.
         labels: class of each sample, `(n,)`.
     """
-    return float(recall_score(labels, labels.where(right, -1), labels=labels.unique(), average="macro"))
+    counts = labels.long().bincount()
+    return float((labels.long().bincount(right.double(), len(counts)) / counts)[counts > 0].mean())
 
 
 @contextmanager

@@ -273,7 +273,8 @@ def _check_states(trainer: Trainer, optimizer_states: Any, lr_schedulers: Any, g
     for optimizer, state in zip(trainer.optimizers, optimizer_states, strict=True):
         integers = not type(optimizer).__module__.startswith("torch.optim")  # as optimizers with 8 bits have
         values = state.get("state") if isinstance(state, dict) else None
-        if values == {} and global_step and _keeps_state(optimizer):
+        skips = getattr(trainer.precision_plugin, "scaler", None) is not None  # steps whose gradients overflow
+        if values == {} and global_step and not skips and _keeps_state(optimizer):
             raise ValueError(f"{source}: it has nothing of the optimizer: take the checkpoint as it was written")
         for kept in values.values() if isinstance(values, dict) else ():
             for name, value in kept.items() if isinstance(kept, dict) else ():

@@ -181,7 +181,7 @@ class Classifier(LightningModule):
             )
         if self.loss.weight is not None:
             raise ValueError(f"class_weights={shown(given)}, and {name} has a weight already: leave out one of them")
-        if given is not None and given != "balanced" and len(given) != self.classes:
+        if given != "balanced" and len(given) != self.classes:
             raise ValueError(
                 f"class_weights must have one number for each of {counted(self.classes, 'class', 'classes')}, got "
                 f"{len(given)}: give so many, or balanced"
@@ -205,10 +205,11 @@ class Classifier(LightningModule):
             weight: Any = self.loss.weight
             weight.copy_(len(labels) / (found.sum() * counts.clamp_min(1)))
         weighted, balanced = getattr(self.loss, "weight", None) is not None, data.balance
+        option = "--data.images.balance true" if isinstance(data, EncodedImages) else "--data.balance true"
         if weighted and balanced:
-            say("--data.balance true and --model.class_weights correct for rare classes twice: one of them is enough")
+            weights = "--model.class_weights" if self.class_weights is not None else "the weights of the loss"
+            say(f"{option} and {weights} correct for rare classes twice: one of them is enough")
         elif not weighted and not balanced:
-            option = "--data.images.balance true" if isinstance(data, EncodedImages) else "--data.balance true"
             weights = "--model.class_weights balanced"
             remedies = [option] * (balanced is False) + [weights] * ("weight" in self.loss._buffers)
             names = data.names if len(data.names) == self.classes else map(str, range(self.classes))
