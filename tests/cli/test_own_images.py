@@ -156,7 +156,7 @@ def test_other_pictures_need_another_split(own, capfd):
     for name in ("zero", "one", "seven"):
         shutil.copytree(own / "new" / name, Path("more", name))
     said = error_of(capfd, "test", str(run_of(own)), "--data.folder", "more")
-    assert "best.ckpt: has none of the pictures in more: give the folder of its run, or set data.split to null" in said
+    assert "best.ckpt: has none of the pictures in more: give the folder of its run, or, for pictures that" in said
     assert call("test", str(run_of(own)), "--data.folder", "more", "--data.split", "null") == 0
     assert data_of_run(str(run_of(own)), "--data.split", "null").split is None
     assert data_of_run(str(run_of(own)), "--data.split", "mine.csv").split == "mine.csv"
@@ -530,6 +530,12 @@ def test_16_bits_groups_and_a_table_from_training_to_predictions(tmp_path, capfd
     trained = Trained.load(tmp_path / "runs" / "own" / "images" / "version_0" / "checkpoints" / "last.ckpt")
     assert (trained.data.window, trained.data.shape) == ((700, 1000), (1, 16, 16))
     assert call("test", "own/images", "--runs", str(tmp_path / "runs")) == 0
+    assert "is not that of" not in capfd.readouterr().err
+    other = ["--data.split", "null", "--data.window", "0", "1000"]
+    assert call("test", "own/images", "--runs", str(tmp_path / "runs"), *other) == 0
+    said = capfd.readouterr().err
+    assert "last.ckpt: its network may have been trained on what is now tested" in said
+    assert "data.window is [0.0, 1000.0], and the network was trained with [700.0, 1000.0]" in said
     assert call("predict", "own/images", str(table), "--runs", str(tmp_path / "runs")) == 0
     output = capfd.readouterr()
     assert [Path(row["file"]).stem for row in rows_of(output.out[output.out.index("file,") :])] == [

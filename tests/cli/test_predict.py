@@ -35,7 +35,9 @@ def test_a_table_names_pictures_as_that_of_a_training(tmp_path):
     assert [sample.value for sample in _pictures(str(table), "id")] == found
     for name in ("d", "more"):
         table.write_text(f"id\n{name}\n")
-        with pytest.raises(BadInput, match=f"there is no file {tmp_path / name}: give the paths of pictures"):
+        with pytest.raises(
+            BadInput, match=f"there is no file {tmp_path / name}: names in a table are looked for in its folder"
+        ):
             list(_pictures(str(table), "id"))
 
 

@@ -363,7 +363,7 @@ def test_pictures_of_16_bits_get_the_window_of_those_in_training(tmp_path, capfd
     again.setup()
     assert again.window == (700, 1000)
     assert int(again.test_set[0][0].min()) == 255
-    assert f"{bright}: has values from 3000 to 3000, and data.window is 700 to 1000" in capfd.readouterr().err
+    assert f"{bright}: 100 % of its pixels are beyond data.window, 700 to 1000" in capfd.readouterr().err
     kept = ImageFolder("gone", class_names=["a", "b"], channels=1, size=8, window=(700, 1000))
     assert kept.picture(bright).unique().tolist() == [255]
 
@@ -486,6 +486,9 @@ def test_a_pattern_makes_groups_of_names(tmp_path, capfd):
         ("{class}/patient{k}/{i}.png", "folder"),
         ("{class}/p{k}_{i}.png", "'(.+)[ _-]'"),
         ("{class}/p{k}{letter}.png", r"'(.*\d)[a-zA-Z]$'"),
+        ("{class}/p{k}s{i}.png", r"'(.*\d)\D+\d+$'"),
+        ("{class}/p{k}.{i}.png", r"'(.*\d)\D+\d+$'"),
+        ("{class}/slide-{k}_x{i}00_y{n}00.png", r"'(.+?)[ _-]?x\d+[ _-]?y\d+'"),
         ("{class}/{class}_{n}.png", None),
         ("{class}/IMG 2020-{n}.png", None),
         ("{class}/{n}.png", None),
@@ -502,7 +505,8 @@ def test_pictures_that_seem_to_belong_together_are_said(tmp_path, capfd, monkeyp
     assert ("seem to belong together" in said) == (expected is not None)
     if expected is None:
         return
-    assert f"give --data.group {expected}, or --data.group none if not" in said
+    ways = "which makes 4 groups, or a coarser pattern, or --data.group none if not"
+    assert f"give --data.group {expected}, {ways}" in said
     monkeypatch.setattr(notes, "_said", set())
     data_of(tmp_path, group="none").prepare_data()
     assert "belong" not in capfd.readouterr().err
@@ -520,10 +524,48 @@ def test_groups_in_folders_of_parts_are_checked(tmp_path):
     data_of(tmp_path, group="folder", val_share=0.0).setup()
 
 
+def test_folders_of_parts_that_share_patients_are_said(tmp_path, capfd, monkeypatch):
+    for part in ("train", "test"):
+        patients(tmp_path / part, count=6)
+    data_of(tmp_path).prepare_data()
+    pair = "test/ill/patient00/0.png, train/ill/patient00/4.png"
+    assert f"pictures seem to belong together, such as {pair}: if they" in capfd.readouterr().err
+    for path in sorted((tmp_path / "test").rglob("patient*")):
+        path.rename(path.with_name(f"other{path.name}"))
+    monkeypatch.setattr(notes, "_said", set())
+    data_of(tmp_path).prepare_data()
+    assert "belong" not in capfd.readouterr().err
+
+
+def test_classes_that_seem_to_be_patients_are_said(tmp_path, capfd):
+    for patient in range(6):
+        for i in range(4):
+            draw(tmp_path / f"patient{patient}" / ("ill", "well")[i % 2] / f"{i}.png", 9 * i)
+    data_of(tmp_path).prepare_data()
+    said = f"{tmp_path}: 6 classes have the same folders, ill, well: if these are the classes, give each a folder, with"
+    assert said in capfd.readouterr().err
+    data_of(patients(tmp_path.parent / "others")).prepare_data()
+    assert "same folders" not in capfd.readouterr().err
+
+
+def test_a_window_without_deep_pictures_is_said_to_change_nothing(folder, capfd):
+    data_of(folder, window=(0, 4095)).setup()
+    assert "data.window changes nothing: no training picture is gray with more than 8 bits" in capfd.readouterr().err
+
+
+def test_a_table_beside_pictures_without_classes_is_named(tmp_path):
+    draw(tmp_path / "pictures" / "a.png")
+    (tmp_path / "labels.csv").write_text("file,label\n")
+    said = (
+        "two or more are needed: expected a folder with a folder of pictures for each class, or a table of the classes"
+    )
+    assert f"{said}: --data.table {tmp_path / 'labels.csv'}" in error_of(tmp_path)
+
+
 def test_a_split_that_leaks_is_refused_with_groups(tmp_path):
     folder = patients(tmp_path / "a")
     path = data_of(folder).write_split(tmp_path / "run")
-    assert "set data.split to null for a new split, or data.group to none" in error_of(
+    assert "train anew, without it, for a new split, or set data.group to none" in error_of(
         folder, split=str(path), group="folder"
     )
     kept = data_of(folder, group="folder")
@@ -565,7 +607,7 @@ def test_a_table_names_pictures_and_their_classes(tmp_path, capfd):
     said = capfd.readouterr().err
     assert "left out what lies in no row of the table: other.jpg" in said
     assert "file beside" not in said
-    assert "the column lesion_id has 12 values in 24 rows: if those of one value belong together" in said
+    assert "rows with the same lesion_id (12 values) may belong together, as those of one patient" in said
     assert "give --data.group lesion_id, or --data.group none if not" in said
     grouped = data_of(tmp_path / "pictures", group="lesion_id", **options)
     lesions = groups_by_part(grouped, lambda path: int(path.split("_")[1].split(".")[0]) // 2)

@@ -1,6 +1,7 @@
 """Reading picture files: colors, sizes, orientation, transparency, and files that are no pictures."""
 
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from torchcaps.data import DataError, read_picture
-from torchcaps.data.pictures import any_has_color, read_header, window_of
+from torchcaps.data.pictures import any_has_color, range_of, read_header, window_of
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_more_than_eight_bits_become_eight_by_the_window(tmp_path, name, capfd):
     assert read_picture(path, (1, 1, 5), window=(0, 4095)).flatten().tolist() == [0, 62, 125, 187, 255]
     assert capfd.readouterr().err == ""
     assert read_picture(path, (1, 1, 5), window=(1000, 3000)).flatten().tolist() == [0, 0, 128, 255, 255]
-    said = "has values from 0 to 4095, and data.window is 1000 to 3000: what is beyond becomes black or white"
+    said = "40 % of its pixels are beyond data.window, 1000 to 3000, and became black or white, in other pictures too"
     assert said in capfd.readouterr().err
     read_picture(path, (1, 1, 5), window=(0, 3000))  # said once
     assert capfd.readouterr().err == ""
@@ -90,6 +91,35 @@ def test_without_a_window_a_picture_tells_its_own(tmp_path, values, dtype, expec
     path = deep(tmp_path / "a.tif", values, dtype)
     assert read_picture(path, (1, 1, len(values))).flatten().tolist() == expected
     assert "has more than 8 bits per pixel, and data.window is not set" in capfd.readouterr().err
+
+
+def test_a_few_pixels_far_off_do_not_count(tmp_path, capfd):
+    pixels = np.linspace(700, 900, 1024).round()
+    pixels[5], pixels[9] = 0, 65535
+    path = deep(tmp_path / "a.png", pixels)
+    assert range_of(path) == (700, 900)
+    image = read_picture(path, (1, 1, 1024), window=(700, 900)).flatten()
+    assert (image[5], image[9], image[-1]) == (0, 255, 255)
+    assert capfd.readouterr().err == ""
+    pixels[:20] = 65535
+    assert range_of(deep(tmp_path / "b.png", pixels))[1] == 65535
+    read_picture(tmp_path / "b.png", (1, 1, 1024), window=(700, 900))
+    assert "1.95 % of its pixels are beyond data.window, 700 to 900" in capfd.readouterr().err
+
+
+def test_colors_of_16_bits_are_known_to_be_cut(tmp_path):
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = b"".join(b"\0" + np.full((4, 3), 3000, ">u2").tobytes() for _ in range(4))
+    head = struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+    assert read_header(tmp_path / "a.png").is_cut
+    assert read_picture(tmp_path / "a.png", (1, 4, 4)).unique().tolist() == [3000 >> 8]
+    deep(tmp_path / "b.png", [1, 2])
+    Image.new("RGB", (3, 3)).save(tmp_path / "c.tif")
+    assert not any(read_header(tmp_path / name).is_cut for name in ("b.png", "c.tif"))
 
 
 def test_a_window_is_from_the_smallest_to_the_largest_value():

@@ -122,7 +122,7 @@ HASHES = torch.zeros(2, 8, dtype=torch.uint8)
     ],
 )
 def test_checkpoints_with_another_split(tmp_path, split):
-    with pytest.raises(DataError, match="a.ckpt holds .*: set data.split to another, or to null for a new split"):
+    with pytest.raises(DataError, match="a.ckpt holds .*: set data.split to another, or train anew, without it"):
         read_split(saved(tmp_path / "a.ckpt", split))
 
 

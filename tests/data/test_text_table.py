@@ -11,7 +11,7 @@ import torch
 import transformers
 from encoders import make_encoder
 
-from torchcaps.data import DataError, Encoder, TextTable
+from torchcaps.data import DataError, Encoder, TextTable, notes
 
 ROWS = [
     ("a good film", "yes"),
@@ -398,6 +398,12 @@ def of_patients(count: int = 60) -> list[tuple[str, str, str]]:
 def test_no_group_of_texts_is_in_two_parts(tmp_path, capfd, monkeypatch):
     file = write(tmp_path / "a.csv", of_patients(), ("text", "label", "patient"))
     leaking = TextTable(file).parts
+    TextTable(file).prepare_data()
+    said = f"{file}: rows with the same patient (12 values) may belong together, as those of one patient: validation"
+    assert said in capfd.readouterr().err
+    monkeypatch.setattr(notes, "_said", set())
+    TextTable(file, group="none").prepare_data()
+    assert "belong" not in capfd.readouterr().err
     assert {x.line % 12 for x in leaking["train"]} & {x.line % 12 for x in leaking["test"]}
     data = TextTable(file, group="patient")
     groups = [{sample.group for sample in data.parts[part]} for part in ("train", "val", "test")]

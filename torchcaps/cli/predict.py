@@ -154,14 +154,13 @@ def _samples(options: argparse.Namespace, trained: "Trained") -> Iterator[Sample
             yield from _texts(path, column, options.columns)
     elif isinstance(trained.data, ImageData):
         for path in options.paths:
-            yield from _pictures(
-                path, options.column or getattr(trained.data, "picture_column", "file"), options.columns
-            )
+            column = options.column or getattr(trained.data, "picture_column", "file")
+            yield from _pictures(path, column, options.columns, options.skip_bad)
     else:
         raise BadInput(f"predictions are for pictures and texts, and {type(trained.data).__name__} has neither")
 
 
-def _pictures(given: str, column: str, columns: list[str] | None = None) -> Iterator[Sample]:
+def _pictures(given: str, column: str, columns: list[str] | None = None, skip_bad: bool = False) -> Iterator[Sample]:
     from torchcaps.data.pictures import SUFFIXES, find_pictures
 
     path = user_path(given)
@@ -178,9 +177,13 @@ def _pictures(given: str, column: str, columns: list[str] | None = None) -> Iter
     else:
         found = [given]
     for file in found:
-        if not os.path.isfile(user_path(file)):  # False for any text, where `Path.is_file` refuses long ones
+        # False for any text, where `Path.is_file` refuses long ones. What cannot be read is left out later.
+        if not os.path.isfile(user_path(file)) and not (skip_bad and path.suffix.lower() in TABLES):
             shown = file if len(file) <= 300 else f"{file[:300]}..."
-            raise BadInput(f"there is no file {shown}: give the paths of pictures, or of folders or tables of them")
+            advice = "give the paths of pictures, or of folders or tables of them"
+            if path.suffix.lower() in TABLES:
+                advice = f"names in a table are looked for in its folder, {path.parent}"
+            raise BadInput(f"there is no file {shown}: {advice}")
         yield Sample(file, str(user_path(file)))
 
 

@@ -145,19 +145,26 @@ def build_training(
     try:
         overrides = [*network_overrides(options.model, recipe), *overrides]
         training = Training(recipe, overrides, folder, smoke, options.signals, options.allow_code, checkpoint)
-        _check_shares(recipe, overrides, training)
+        _check_data(recipe, overrides, training)
         return training
     except ValueError as error:
         raise BadInput(str(error)) from error
 
 
-def _check_shares(recipe: "Recipe", overrides: list[str], training: "Training") -> None:
-    """Check that no share of the samples is asked for where a split, such as that of a run, has decided all parts."""
+def _check_data(recipe: "Recipe", overrides: list[str], training: "Training") -> None:
+    """Check that no share of the samples is asked for where a split, such as that of a run, has decided all parts. Say
+    if own data are split or read otherwise than in the run that a checkpoint is of."""
+    from torchcaps.data.notes import say
     from torchcaps.training.checkpoint_files import own_arguments
     from torchcaps.training.overrides import read_overrides
 
+    given = [override.path for override in read_overrides(overrides) if override.path[0] == "data"]
     then, now = (own_arguments(values["data"]) for values in (recipe.config, training.values))
-    for path in (override.path for override in read_overrides(overrides) if override.path[0] == "data"):
+    if training.checkpoint is not None and "split" in now and any(path[-1] == "split" for path in given):
+        say(f"the split is not that of {training.checkpoint}: its network may have been trained on what is now tested")
+    if training.checkpoint is not None and then.get("window") != now.get("window"):
+        say(f"data.window is {now['window']}, and the network was trained with {then['window']}")
+    for path in given:
         name = path[-1]
         if name in ("val_share", "test_share") and now.get("split") is not None and now.get(name) != then.get(name):
             training.give_back_folder()

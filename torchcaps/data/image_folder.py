@@ -32,6 +32,7 @@ from torchcaps.data.pictures import (
     window_of,
 )
 from torchcaps.data.splits import (
+    ANEW,
     FILE,
     KINDS,
     OF_STAGE,
@@ -209,8 +210,7 @@ class ImageFolder(ImageData):
             parts = {path: split[key] for path in files if (key := digest(path)) in split}
             if not parts:
                 raise DataError(
-                    f"{self.split}: has none of the pictures in {self.folder}: give the folder of its run, or set "
-                    "data.split to null for a new split"
+                    f"{self.split}: has none of the pictures in {self.folder}: give the folder of its run, or {ANEW}"
                 )
             if gone := len(split) - len(parts):
                 say(f"{self.folder}: no longer has {counted(gone, 'picture')} of the split of {self.split}")
@@ -220,7 +220,7 @@ class ImageFolder(ImageData):
                     f"have: {listed(new)}"
                 )
             if groups := self._listed.groups:
-                advice = "set data.split to null for a new split, or data.group to none"
+                advice = f"{ANEW}, or set data.group to none"
                 check_groups(((groups[path], part) for path, part in parts.items()), self.split, advice)
             return parts
         found: dict[str, Part] = {path: self._listed.parts.get(path, "train") for path in files}
@@ -298,9 +298,13 @@ class ImageFolder(ImageData):
 
     def _find_window(self) -> None:
         """Set the window of pictures with more than 8 bits to what those of the training use."""
-        if self.window is not None or self.folder is None:
+        if self.folder is None:
             return
         deep = [path for path, of in self.parts.items() if of == "train" and self._is_deep(path)]
+        if self.window is not None:
+            if not deep:
+                say("data.window changes nothing: no training picture is gray with more than 8 bits per pixel")
+            return
         ranges = in_threads(range_of, [self._folder / path for path in deep], "finding black and white")
         if found := [x for x in ranges if x is not None]:
             self.window = window_of(found)
@@ -328,6 +332,11 @@ class ImageFolder(ImageData):
         headers = self._headers
         if moving := [path for path, header in headers.items() if header.frames > 1]:
             say(f"took the first picture of {counted(len(moving), 'animation')}: {listed(moving)}")
+        if cut := [path for path, header in headers.items() if header.is_cut]:
+            say(
+                f"{counted(len(cut), 'picture')} with 16 bits for each color, such as {cut[0]}: the upper 8 are read, "
+                "which are nearly black if the values are small: save such pictures as gray, or with 8 bits"
+            )
         long = [
             path for path, x in headers.items() if max(x.width, x.height) > FAR_FROM_SQUARE * min(x.width, x.height)
         ]
@@ -336,8 +345,9 @@ class ImageFolder(ImageData):
                 f"{counted(len(long), 'picture')} of {len(headers):,} are far from square, such as {long[0]}, and "
                 "only their middle is kept: --data.fit pad or stretch keeps all of them"
             )
-        if self.split is None and pictures.doubt and not pictures.parts:
-            say(pictures.doubt)
+        if self.split is None:
+            for doubt in pictures.doubts:
+                say(doubt)
         if groups := pictures.groups:
             paths = [*self.parts]
             say_groups(

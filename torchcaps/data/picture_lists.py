@@ -12,8 +12,8 @@ from typing import NamedTuple
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import MOST_BAD, listed, say
 from torchcaps.data.pictures import SUFFIXES, find_pictures, is_hidden
-from torchcaps.data.splits import Part
-from torchcaps.data.table import Table, read_table
+from torchcaps.data.splits import NONE, Part, doubts_of_columns
+from torchcaps.data.table import read_table
 from torchcaps.utils.checks import counted, nearest
 from torchcaps.utils.files import user_path
 
@@ -23,12 +23,10 @@ FOLDERS: dict[str, Part] = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 EXPECTED = "expected a folder with a folder of pictures for each class"
-FOLDER, NONE = "folder", "none"  # values of `group` that are no pattern and no column
-# Patterns for what names of pictures of one object share: all but their last word, or but a letter behind a number.
-STEMS = (r"(.+)[ _-]", r"(.*\d)[a-zA-Z]$")
-OF_GROUPS = re.compile(
-    r"(^|[ _-])(id|patient|subject|case|lesion|person|animal|slide|group)s?($|[ _-])|[a-z]I[Dd]$", re.I
-)
+FOLDER = "folder"  # value of `group`
+# Patterns for what names of pictures of one object share: all but the place of a tile, their last word, a letter behind
+# a number, or a number behind another.
+STEMS = (r"(.+?)[ _-]?x\d+[ _-]?y\d+", r"(.+)[ _-]", r"(.*\d)[a-zA-Z]$", r"(.*\d)\D+\d+$")
 
 
 class PictureList(NamedTuple):
@@ -40,7 +38,8 @@ class PictureList(NamedTuple):
         groups: its group, such as a patient; empty if there are no groups.
         others: paths of files that were not taken for pictures.
         beside: paths of what lies in no folder of a class, or in no row of the table.
-        doubt: a line about pictures that seem to belong together although there are no groups; "" for none.
+        doubts: lines about pictures that seem to belong together although there are no groups, or about classes that
+            seem to be something else.
     """
 
     classes: dict[str, str]
@@ -48,7 +47,7 @@ class PictureList(NamedTuple):
     groups: dict[str, str]
     others: list[str]
     beside: list[str]
-    doubt: str
+    doubts: list[str]
 
 
 def pictures_in_folders(folder: Path, group: str | None = None) -> PictureList:
@@ -94,8 +93,10 @@ def pictures_in_folders(folder: Path, group: str | None = None) -> PictureList:
         beside += (path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
     left_out = sorted(inside(path) for path in beside if not path.name.startswith("."))
     groups = _groups_of(in_class, group, folder)
-    doubt = _doubt(folder, in_class, classes) if group is None else ""
-    return PictureList(classes, parts, groups, others, left_out, doubt)
+    doubts = _doubts_of_classes(folder, in_class, classes)
+    if group is None:
+        doubts += _doubts(folder, in_class, classes, parts)
+    return PictureList(classes, parts, groups, others, left_out, doubts)
 
 
 def pictures_in_table(
@@ -135,7 +136,7 @@ def pictures_in_table(
         if not text or not of_class:
             bad.append(f"line {line}: {picture if not text else label} is empty")
         elif (path := picture_called(text, by_name, user_path(name).parent)) is None:
-            several = as_key(text) in by_name
+            several = {as_key(text), PurePath(as_key(text)).stem} & by_name.keys()
             many = f"several pictures are called {text[:100]!r}: give the path in the folder"
             bad.append(f"line {line}: {many if several else f'no picture is called {text[:100]!r}'}")
         elif classes.setdefault(key := path.relative_to(folder).as_posix(), of_class) != of_class:
@@ -180,12 +181,12 @@ def pictures_in_table(
         _check_groups(folder, groups, group)
     else:
         groups = _groups_of(inside, group, folder, table.columns)
-    doubt = ""
+    doubts = []
     if group is None:
-        doubt = _doubt_of_columns(table, picture, label) or _doubt(folder, inside, classes)
+        doubts = doubts_of_columns(table, (picture, label), label) or _doubts(folder, inside, classes, {})
     own = user_path(name).resolve()
     rest = [path.relative_to(folder).as_posix() for path in others if path.resolve() != own]
-    return PictureList(classes, {}, groups, rest, beside, doubt)
+    return PictureList(classes, {}, groups, rest, beside, doubts)
 
 
 def pictures_by_name(folder: Path, pictures: Sequence[Path]) -> dict[str, Path | None]:
@@ -209,9 +210,11 @@ def pictures_by_name(folder: Path, pictures: Sequence[Path]) -> dict[str, Path |
 
 
 def picture_called(name: str, by_name: Mapping[str, Path | None], table: Path) -> Path | None:
-    """Return the one picture that a table means by a name, which may also be a path from the folder of the table; None
-    if there is none."""
-    return by_name.get(as_key(name)) or by_name.get(as_key(os.path.abspath(table / as_key(name))))
+    """Return the one picture that a table means by a name, which may also be a path from the folder of the table, a
+    path on another machine, or have another ending; None if there is none."""
+    key = as_key(name)
+    others = (os.path.abspath(table / key), PurePath(key).name, PurePath(key).stem)
+    return next((path for way in (key, *map(as_key, others)) if (path := by_name.get(way)) is not None), None)
 
 
 def as_key(name: str) -> str:
@@ -251,8 +254,13 @@ def _check_classes(folder: Path, classes: Mapping[str, str], parts: Mapping[str,
         a_part = f"; {listed(in_parts)} was taken for a part: rename it if it is a class" if in_parts else ""
         raise DataError(
             f"{folder}: has pictures of {counted(len(trained), 'class', 'classes')}, two or more are needed: "
-            f"{EXPECTED}{a_part}"
+            f"{EXPECTED}{a_part}{_hint_of_table(folder)}"
         )
+
+
+def _hint_of_table(folder: Path) -> str:
+    tables = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in (".csv", ".tsv", ".jsonl"))
+    return f", or a table of the classes: --data.table {shlex.quote(str(folder / tables[0]))}" if tables else ""
 
 
 def _groups_of(
@@ -268,7 +276,8 @@ def _groups_of(
     """
     if group is None or group == NONE:
         return {}
-    others = f"{FOLDER}, {NONE}, a column of the table ({listed([*columns], 20)})" if columns else f"{FOLDER}, {NONE}"
+    of_table = [f"a column of the table ({listed([*columns], 20)})"] if columns else []
+    others = ", ".join(way for way in (FOLDER, NONE, *of_table) if way != group)
     try:
         brackets = 0 if group == FOLDER else re.compile(group).groups
         groups = {path: found for path, inside in paths.items() if (found := _group_of(inside, group))}
@@ -307,8 +316,11 @@ def _check_groups(folder: Path, groups: Mapping[str, str], group: str) -> None:
         )
 
 
-def _doubt(folder: Path, paths: Mapping[str, PurePath], classes: Mapping[str, str]) -> str:
-    """Return a line if pictures of a class seem to show the same patients or objects, by their folders or names."""
+def _doubts(
+    folder: Path, paths: Mapping[str, PurePath], classes: Mapping[str, str], parts: Mapping[str, Part]
+) -> list[str]:
+    """Return a line if pictures of a class seem to show the same patients or objects, by their folders or names. If
+    there are folders of parts, these must have some in common."""
     for group in (FOLDER, *STEMS):
         members: dict[tuple[str, str], list[str]] = {}
         for path, inside in paths.items():
@@ -319,27 +331,28 @@ def _doubt(folder: Path, paths: Mapping[str, PurePath], classes: Mapping[str, st
         named = 2 * len({name for name, _ in several}) > len(several)
         if len(several) < 3 or named or 2 * sum(map(len, several.values())) < len(paths):
             continue
-        first = next(iter(several.values()))
-        return (
-            f"{folder}: pictures seem to belong together, such as {listed(first, 2)}: if they show one patient or "
-            f"object, validation and test show what was trained on: give --data.group {shlex.quote(group)}, or "
-            f"--data.group {NONE} if not"
-        )
-    return ""
+        crossing = [of for of in several.values() if not parts or len({parts[path] for path in of}) > 1]
+        if not crossing:
+            return []
+        count = len({found for _, found in members})
+        return [
+            f"{folder}: pictures seem to belong together, such as {listed([crossing[0][0], crossing[0][-1]])}: if they "
+            "show one patient or object, validation and test show what was trained on: give --data.group "
+            f"{shlex.quote(group)}, which makes {count:,} groups, or a coarser pattern, or --data.group {NONE} if not"
+        ]
+    return []
 
 
-def _doubt_of_columns(table: Table, picture: str, label: str) -> str:
-    """Return a line if a column of a table seems to name patients or objects that several rows belong to."""
-    for column in table.columns:
-        if column in (picture, label) or not OF_GROUPS.search(column):
-            continue
-        sizes = Counter(row.values[column] for row in table.rows)
-        pairs = {(row.values[column], row.values[label]) for row in table.rows}
-        is_label = len(sizes) == len(pairs) == len({of_class for _, of_class in pairs})  # in other words
-        if 3 <= len(sizes) < len(table.rows) and not is_label:
-            return (
-                f"{table.name}: the column {column} has {counted(len(sizes), 'value')} in {len(table.rows):,} rows: if "
-                f"those of one value belong together, as pictures of one patient, give --data.group "
-                f"{shlex.quote(column)}, or --data.group {NONE} if not"
-            )
-    return ""
+def _doubts_of_classes(folder: Path, paths: Mapping[str, PurePath], classes: Mapping[str, str]) -> list[str]:
+    """Return a line if the folders of the classes seem to be patients, each with folders of the classes."""
+    inner: dict[str, set[str]] = {}
+    for path, inside in paths.items():
+        if len(inside.parts) > 1:
+            inner.setdefault(inside.parts[0], set()).add(classes[path])
+    count = len(set(classes.values()))
+    if len(inner) < 2 or count < 2 * len(inner) or min(map(len, inner.values())) < 2:
+        return []
+    return [
+        f"{folder}: {count} classes have the same folders, {listed(sorted(inner))}: if these are the classes, give "
+        "each a folder, with those of the patients in it"
+    ]

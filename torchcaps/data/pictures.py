@@ -34,6 +34,7 @@ OF_SYSTEMS = (
     *("$RECYCLE.BIN", "System Volume Information", "lost+found"),
 )
 ENOUGH = 256  # pixels of a side in which colors are looked for
+FAR_OFF = 0.001  # share of the darkest, and of the brightest, pixels of a picture that do not count in a window
 QUEUED = 64  # files that wait for a thread
 THUMBNAIL = 16  # side of the small gray picture by which near copies are found
 GRAY_MODES = ("1", "L", "LA", "La")
@@ -62,10 +63,10 @@ def read_picture(
         shape: channels (1 for gray, 3 for color), height and width.
         fit: how a picture of other proportions gets this shape: "crop" keeps its middle, "pad" adds edges in the color
             of its border, "stretch" changes its proportions.
-        window: the numbers that become black and white in a gray picture of more than 8 bits per pixel. If a picture
-            has others beyond them, a line says so. None for what the picture itself uses: 0 and the largest number of
-            the bits that its values have, at least 8; or its smallest and largest value if some are negative or no
-            integers.
+        window: the numbers that become black and white in a gray picture of more than 8 bits per pixel. A line names
+            the first picture of which more than a few pixels are beyond. None for what the picture itself uses: 0 and
+            the largest number of the bits that its values have, at least 8; or its smallest and largest value if some
+            are negative or no integers.
 
     Raises:
         DataError: the file cannot be read, or is not a picture.
@@ -133,13 +134,15 @@ def _eight_bits(picture: Image.Image, window: Window | None, path: Path) -> Imag
         if window is None:
             say(
                 f"{path}: has more than 8 bits per pixel, and data.window is not set: {low:.12g} became black and "
-                f"{high:.12g} white; each such picture has two numbers of its own",
+                f"{high:.12g} white; each such picture has two numbers of its own: where the training had 8 bits, save "
+                "it with 8",
                 once="depth",
             )
-        elif max(most - high, low - least) >= (high - low) / 255:
+        elif (beyond := _share_beyond(pixels, low, high)) > 3 * FAR_OFF:
             say(
-                f"{path}: has values from {least:.12g} to {most:.12g}, and data.window is {low:.12g} to {high:.12g}: "
-                "what is beyond becomes black or white, in other pictures too",
+                f"{path}: {100 * beyond:.3g} % of its pixels are beyond data.window, {low:.12g} to {high:.12g}, and "
+                "became black or white, in other pictures too: if these are most of its pixels, it has another scale "
+                "than the training",
                 once="beyond",
             )
         scaled = (np.nan_to_num(pixels.astype(np.float64), nan=low) - low) * (255 / (high - low))
@@ -149,21 +152,31 @@ def _eight_bits(picture: Image.Image, window: Window | None, path: Path) -> Imag
     return picture
 
 
+def _share_beyond(pixels: np.ndarray, low: float, high: float) -> float:
+    """Return the share of pixels that are at least a gray level darker than black or brighter than white."""
+    level = (high - low) / 255
+    return float(np.mean((pixels <= low - level) | (pixels >= high + level)))
+
+
 def _is_deep(mode: str) -> bool:
     """Return whether pictures of a mode of Pillow are gray with more than 8 bits per pixel."""
     return mode == "F" or mode.startswith("I")
 
 
 def _range(pixels: np.ndarray) -> tuple[float, float]:
-    """Return the smallest and the largest value of pixels, ints or floats as they are."""
-    finite = pixels if np.issubdtype(pixels.dtype, np.integer) else pixels[np.isfinite(pixels)]
-    least, most = (finite.min().item(), finite.max().item()) if finite.size else (0, 0)
-    return least, most
+    """Return the smallest and the largest value of pixels, ints or floats as they are, without the few that are far
+    off, such as hot pixels: a thousandth at each end."""
+    finite = pixels[np.isfinite(pixels)]
+    if not finite.size:
+        return 0, 0
+    few = int(FAR_OFF * finite.size)
+    ends = np.partition(finite, [few, finite.size - 1 - few])
+    return ends[few].item(), ends[-1 - few].item()
 
 
 def window_of(ranges: Sequence[tuple[float, float]]) -> Window:
-    """Return the numbers that become black and white in pictures with these smallest and largest values: the smallest
-    and the largest of all. Not 0 and a power of 2, between which pictures may use few of the 256 gray levels."""
+    """Return the numbers that become black and white in pictures with these ranges, the smallest and the largest. Not 0
+    and a power of 2, between which pictures may use few of the 256 gray levels."""
     least, most = min(low for low, _ in ranges), max(high for _, high in ranges)
     return (least, most) if most > least else (least, least + 1)
 
@@ -191,7 +204,8 @@ class Header:
     Args:
         width, height: its size.
         is_gray: whether its pixels have no color by the kind of file; those of a color file may have none either.
-        is_deep: whether they have more than 8 bits.
+        is_deep: whether they are gray and have more than 8 bits.
+        is_cut: whether they have 16 bits for each color, of which Pillow reads the upper 8.
         frames: number of its pictures; more than 1 for an animation.
     """
 
@@ -199,6 +213,7 @@ class Header:
     height: int
     is_gray: bool
     is_deep: bool
+    is_cut: bool
     frames: int
 
 
@@ -215,7 +230,8 @@ def read_header(path: Path) -> Header | None:
                 if palette := picture.getpalette() if picture.mode == "P" else None:
                     colors = np.array(palette).reshape(-1, 3)  # the colors of a palette may all be gray
                     is_gray = bool((colors == colors[:, :1]).all())
-                return Header(*picture.size, is_gray, is_deep, frames)
+                is_cut = not is_deep and ";16" in str([tile[3] for tile in picture.tile])
+                return Header(*picture.size, is_gray, is_deep, is_cut, frames)
     except Exception:  # damaged bytes make Pillow raise errors of many types
         return None
 
@@ -268,7 +284,8 @@ def any_has_color(paths: Sequence[Path]) -> bool:
 
 
 def range_of(path: Path) -> tuple[float, float] | None:
-    """Return the smallest and the largest value of a picture's pixels; None if it cannot be read or has none."""
+    """Return the smallest and the largest value of a picture's pixels, without a thousandth at each end, which may be
+    hot pixels; None if it cannot be read or has none."""
     try:
         with _opened(path, ENOUGH) as picture:
             pixels = np.asarray(picture)

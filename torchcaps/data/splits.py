@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import shlex
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import listed, say
-from torchcaps.data.table import read_table
+from torchcaps.data.table import Table, read_table
 from torchcaps.utils.checks import counted
 from torchcaps.utils.files import user_path
 
@@ -26,7 +27,14 @@ SPLIT = "split"  # key of a checkpoint for the split of one's own data
 TABLE = "split.csv"  # a copy of it in the folder of the run, for people and for other runs
 FILE, HASH, PART = "file", "hash", "part"  # columns of a table: what names a sample, and its part
 BYTES = 8  # of a hash: two of 100,000 samples share one with a probability of 3e-10
-ANEW = "to null for a new split, whose test part may have samples that a network was trained on"
+ANEW = "train anew, without it, for a new split"
+NONE = "none"  # value of `group` for no groups
+# Names of columns of patients, objects and persons, in parts of words of several languages.
+OF_GROUPS = re.compile(
+    r"patient|pacient|pazient|subject|lesion|specimen|mrn|owner|author|speaker|[a-z]I[Dd]$"
+    r"|(^|[ _-])(user|case|person|animal|slide|group|id)s?($|[ _-])",
+    re.I,
+)
 LEAST = 3  # samples of a class that is split
 
 SEED = 0  # not the run's seed: all runs are tested on the same samples
@@ -252,6 +260,33 @@ def say_groups(where: str, kind: str, classes: Sequence[str], groups: Sequence[s
             f"{where}: the group {largest} has {size:,} of {counted(len(groups), kind)}, which are all in "
             f"{KINDS[of_part[largest]]}"
         )
+
+
+def doubts_of_columns(table: Table, used: Sequence[str], label: str) -> list[str]:
+    """Return a line if columns of a table seem to name patients or objects that several rows belong to.
+
+    Args:
+        table: the table.
+        used: its columns that are something else.
+        label: its column of the classes.
+    """
+    counts: dict[str, int] = {}
+    for column in table.columns:
+        if column in used or not OF_GROUPS.search(column):
+            continue
+        values = {row.values[column] for row in table.rows}
+        pairs = {(row.values[column], row.values[label]) for row in table.rows}
+        is_label = len(values) == len(pairs) == len({of_class for _, of_class in pairs})  # in other words
+        if 3 <= len(values) < len(table.rows) and not is_label:
+            counts[column] = len(values)
+    if not counts:
+        return []
+    coarsest = min(counts, key=lambda column: counts[column])
+    found = listed([f"{column} ({count:,} values)" for column, count in counts.items()])
+    return [
+        f"{table.name}: rows with the same {found} may belong together, as those of one patient: validation and test "
+        f"then show what was trained on: give --data.group {shlex.quote(coarsest)}, or --data.group {NONE} if not"
+    ]
 
 
 def check_names(names: list[str] | None) -> None:

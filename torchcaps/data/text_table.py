@@ -15,9 +15,11 @@ from torch import Tensor
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import MOST_BAD, listed, say
 from torchcaps.data.splits import (
+    ANEW,
     HASH,
     KINDS,
     LEAST,
+    NONE,
     OF_STAGE,
     PART,
     TABLE,
@@ -26,6 +28,7 @@ from torchcaps.data.splits import (
     check_names,
     check_shares,
     digest,
+    doubts_of_columns,
     packed,
     read_split,
     say_groups,
@@ -82,7 +85,8 @@ class TextTable(TextData):
     Args:
         file: the table. It is read when it is needed, not before.
         text, label: names of the columns with the texts and with their labels.
-        group: name of a column with the groups of the texts, which are not divided between parts; None for no groups.
+        group: name of a column with the groups of the texts, which are not divided between parts; "none" for no groups;
+            with None a line says if a column seems to have some.
         columns: names of the columns of tables without a header line, see `read_table`; None if they have one.
         val_file, test_file: tables with the same columns for validation and test; None to split them off `file`.
         val_share, test_share: shares of the texts of each class for validation and test, where these have no file.
@@ -125,7 +129,9 @@ class TextTable(TextData):
         super().__init__(encoder=encoder, **options)
         check_shares(val_share, test_share)
         check_names(class_names)
-        self.file, self.text, self.label, self.columns, self.group = file, text, label, columns, group
+        self.file, self.text, self.label, self.columns = file, text, label, columns
+        self.group, self._may_have_groups = None if group == NONE else group, group is None
+        self._doubts: list[str] = []  # about columns that seem to be groups
         self.val_file, self.test_file, self.split = val_file, test_file, split
         self.val_share, self.test_share, self.skip_bad, self.balance = val_share, test_share, skip_bad, balance
         self._class_names = class_names
@@ -202,9 +208,7 @@ class TextTable(TextData):
                 raise DataError(f"{self.split or self.file}: has no text for the {part} part: {advice}{test_file}")
         if self.group is not None:
             groups = ((sample.group, part) for part, samples in parts.items() for sample in samples)
-            advice = (
-                "set data.split to null for a new split" if self.split else "leave such rows out of one of the files"
-            )
+            advice = ANEW if self.split else "leave such rows out of one of the files"
             check_groups(groups, self.split or ", ".join([str(self.file), *self._own_files.values()]), advice)
         return parts
 
@@ -274,8 +278,7 @@ class TextTable(TextData):
         parts = [split.get(sample.digest) for sample in self._samples]
         if not any(parts):
             raise DataError(
-                f"{name}: has none of the texts in {self.file}: give the file and the data.group of its run, or set "
-                "data.split to null for a new split"
+                f"{name}: has none of the texts in {self.file}: give the file and the data.group of its run, or {ANEW}"
             )
         if gone := len(split.keys() - {sample.digest for sample in self._samples}):
             say(f"{self.file}: no longer has {counted(gone, 'text')} of the split of {name}")
@@ -289,6 +292,8 @@ class TextTable(TextData):
         table = read_table(file, self.columns)
         wanted = {"data.text": self.text, "data.label": self.label}
         table.check_columns(wanted if self.group is None else wanted | {"data.group": self.group}, "--data.columns")
+        if self._may_have_groups:
+            self._doubts = self._doubts or doubts_of_columns(table, (self.text, self.label), self.label)
         samples, bad = [], []
         for line, values in table.rows:
             group = values[self.group].strip() if self.group is not None else ""
@@ -325,6 +330,9 @@ class TextTable(TextData):
                 say(
                     f"{file}: {KINDS[other]} has near copies of {len(near)} of its {count}, such as line {near[0].line}"
                 )
+        if self.split is None:
+            for doubt in self._doubts:
+                say(doubt)
         if self.group is not None:
             rows = [(x.label, x.group, part) for part, found in self.parts.items() for x in found]
             say_groups(str(self.file), "text", *zip(*rows, strict=True))
