@@ -534,7 +534,7 @@ def test_16_bits_groups_and_a_table_from_training_to_predictions(tmp_path, capfd
     other = ["--data.split", "null", "--data.window", "0", "1000"]
     assert call("test", "own/images", "--runs", str(tmp_path / "runs"), *other) == 0
     said = capfd.readouterr().err
-    assert "last.ckpt: its network may have been trained on what is now tested" in said
+    assert ".ckpt: its network may have been trained on what is now tested" in said
     assert "data.window is [0.0, 1000.0], and the network was trained with [700.0, 1000.0]" in said
     assert call("predict", "own/images", str(table), "--runs", str(tmp_path / "runs")) == 0
     output = capfd.readouterr()

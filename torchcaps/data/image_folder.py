@@ -210,7 +210,8 @@ class ImageFolder(ImageData):
             parts = {path: split[key] for path in files if (key := digest(path)) in split}
             if not parts:
                 raise DataError(
-                    f"{self.split}: has none of the pictures in {self.folder}: give the folder of its run, or {ANEW}"
+                    f"{self.split}: has none of the pictures in {self.folder}: give the folder of its run, or, for "
+                    "pictures that its network was not trained on, set data.split to null"
                 )
             if gone := len(split) - len(parts):
                 say(f"{self.folder}: no longer has {counted(gone, 'picture')} of the split of {self.split}")

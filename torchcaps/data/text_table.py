@@ -278,7 +278,8 @@ class TextTable(TextData):
         parts = [split.get(sample.digest) for sample in self._samples]
         if not any(parts):
             raise DataError(
-                f"{name}: has none of the texts in {self.file}: give the file and the data.group of its run, or {ANEW}"
+                f"{name}: has none of the texts in {self.file}: give the file and the data.group of its run, or, "
+                "for texts that its network was not trained on, set data.split to null"
             )
         if gone := len(split.keys() - {sample.digest for sample in self._samples}):
             say(f"{self.file}: no longer has {counted(gone, 'text')} of the split of {name}")
