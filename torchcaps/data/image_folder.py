@@ -56,7 +56,7 @@ from torchcaps.utils.files import user_path, write_csv_whole
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 
 MOST_PIXELS = 64  # side of images if none is given
-MOST_PAIRS = 10**9  # of pictures that are compared for near copies, which takes some ten seconds
+MOST_PAIRS = 3 * 10**8  # of pictures that are compared for near copies, which takes some ten seconds
 FEW_LEVELS = 26  # of 256: pictures that use fewer are nearly of one gray
 FAR_FROM_SQUARE = 1.5  # sides: a third of such a picture, or more, is lost when its middle is cut out
 
@@ -414,7 +414,7 @@ class ImageFolder(ImageData):
                     f"{self.folder}: training has near copies of {len(copies)} of {of}, such as {compared[place]} and "
                     f"{trained[other]}"
                 )
-        # What nothing reads any more takes half a kilobyte of each picture.
+        # What nothing reads any more takes a kilobyte of each picture.
         self._readings = {path: Reading(x.error, b"", b"", 0, 0) for path, x in self._readings.items()}
 
     @cached_property

@@ -36,7 +36,7 @@ OF_SYSTEMS = (
 ENOUGH = 256  # pixels of a side in which colors are looked for
 FAR_OFF = 0.001  # share of the darkest, and of the brightest, pixels of a picture that do not count in a window
 QUEUED = 64  # files that wait for a thread
-THUMBNAIL = 16  # side of the small gray picture by which near copies are found
+THUMBNAIL = 32  # side of the small gray picture by which near copies are found
 GRAY_MODES = ("1", "L", "LA", "La")
 TURNS = {  # what makes a picture upright, by its orientation in EXIF
     2: Image.Transpose.FLIP_LEFT_RIGHT,
