@@ -206,7 +206,8 @@ def test_what_an_lstm_returns():
     with pytest.raises(TypeError) as error:
         head(packed)
     names = {"packed": packed, "torch": torch, "pad_packed_sequence": nn.utils.rnn.pad_packed_sequence}
-    given, mask = re.fullmatch(r".*got a PackedSequence: give x of (.*), with the mask (.*)", str(error.value)).groups()
+    said = r".*got a PackedSequence: give x of (.*), with the mask (.*), to a layer as torchcaps.Capsules\(x, mask\)"
+    given, mask = re.fullmatch(said, str(error.value)).groups()
     exec(given, names)
     alone = [head(lstm(sequence.unsqueeze(0))[0])[0] for sequence in sequences]
     assert_close(head(names["x"], eval(mask, names)), torch.stack(alone))
@@ -214,6 +215,13 @@ def test_what_an_lstm_returns():
     with pytest.raises(TypeError, match="got a PackedSequence: give x of x, lengths = pad_packed"):
         layer(packed)
     assert layer(Capsules(names["x"], eval(mask, names))).poses.shape == (3, 2, 4)
+
+
+def test_heads_of_attention_before_the_tokens():
+    head = CapsuleHead(6, 3)
+    with pytest.raises(ValueError, match=r"need features.transpose\(1, 2\).flatten\(2\)$"):
+        head(torch.randn(2, 2, 7, 3))
+    assert head(torch.randn(2, 2, 7, 3).transpose(1, 2).flatten(2)).shape == (2, 3)
 
 
 def test_a_mask_of_numbers_is_one_line():

@@ -188,6 +188,8 @@ class CapsuleHead(nn.Module):
             return f": a single map needs features.unsqueeze(0), tokens a head with in_features={size[-1]}"
         if len(size) == 4 and size[2] * size[3] == self.in_features:
             return ": tokens with heads of attention need features.flatten(2)"
+        if len(size) == 4 and size[1] * size[3] == self.in_features:
+            return ": heads of attention before the tokens need features.transpose(1, 2).flatten(2)"
         if len(size) == 4:
             return f": make the head with in_features={size[1]} if these are the channels"
         if len(size) in (2, 3):

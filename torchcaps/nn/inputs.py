@@ -74,7 +74,7 @@ def _each_alone(dims: tuple[int, ...], count: int) -> str:
     others = len(dims) - 1
     return (
         f": to route the {count} of each position alone, flatten the batch and the positions by .flatten(0, {others}), "
-        f"and give the parents their positions again by .unflatten(0, (-1, {', '.join(map(str, dims[:-1]))}))"
+        f"and give the parents their positions again by .poses.unflatten(0, (-1, {', '.join(map(str, dims[:-1]))}))"
     )
 
 

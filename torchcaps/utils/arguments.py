@@ -339,7 +339,9 @@ def shown_with_type(value: Any, fits: Callable[[Any], bool] = lambda x: False) -
     if isinstance(value, PackedSequence) and fits(value.data):
         mask = "(torch.arange(x.shape[1]) < lengths[:, None]).to(x.device)"
         unpacked = "x, lengths = pad_packed_sequence(packed, batch_first=True)"
-        return f"a PackedSequence: give x of {unpacked}, with the mask {mask}"
+        return (
+            f"a PackedSequence: give x of {unpacked}, with the mask {mask}, to a layer as torchcaps.Capsules(x, mask)"
+        )
     if hasattr(type(value), "_fields"):  # Capsules or Prediction, whose tensors would fill many lines
         fields = [name for name, x in zip(type(value)._fields, value, strict=True) if fits(x)]
         return f"{_a(type(value))}{': give its ' if fields else ''}{' or its '.join(fields)}"
