@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import PAIRS, TINY, call, checkpoint, error_of
+from encoders import make_encoder
 
 from torchcaps.cli.checkpoints import Run
 from torchcaps.cli.explain import _checkpoints
@@ -128,11 +129,12 @@ def test_explain_all_layers(images_of_noise, monkeypatch, drawn):
 
 
 @pytest.mark.slow
-def test_explain_texts(tmp_path, monkeypatch):
+def test_explain_texts(tmp_path):
     reviews = [f"{word} film number {i}" for i in range(30) for word in ("great", "awful")]
     lines = ["text,label", *(f"{text},{int(text.startswith('great'))}" for text in reviews)]
     Path("reviews.csv").write_text("\n".join(lines))
     options = ["--data.file", "reviews.csv", "--data.cache", str(tmp_path / "cache")]
+    options += ["--data.encoder", str(make_encoder(tmp_path / "bert"))]
     assert call("train", "own/texts", *options, "--trainer.max_epochs", "2") == 0
     assert call("explain", "own/texts", *options, "--samples", "4", "--figures", "drawn") == 0
     found = content("drawn")
