@@ -553,6 +553,19 @@ def test_a_window_without_deep_pictures_is_said_to_change_nothing(folder, capfd)
     assert "data.window changes nothing: no training picture is gray with more than 8 bits" in capfd.readouterr().err
 
 
+def test_a_test_without_the_training_pictures_says_nothing_of_the_window(tmp_path, capfd):
+    folder = deep_folder(tmp_path / "a")
+    data = data_of(folder)
+    kept = str(data.write_split(tmp_path / "run"))
+    for path, part in data.parts.items():
+        if part != "test":
+            (folder / path).unlink()
+    only_test = data_of(folder, split=kept, window=(700, 1000), class_names=["cat", "dog"])
+    only_test.setup("test")
+    assert len(only_test.test_set) == 4
+    assert "data.window" not in capfd.readouterr().err
+
+
 def test_a_table_beside_pictures_without_classes_is_named(tmp_path):
     draw(tmp_path / "pictures" / "a.png")
     (tmp_path / "labels.csv").write_text("file,label\n")

@@ -299,13 +299,9 @@ class ImageFolder(ImageData):
 
     def _find_window(self) -> None:
         """Set the window of pictures with more than 8 bits to what those of the training use."""
-        if self.folder is None:
+        if self.window is not None or self.folder is None:
             return
         deep = [path for path, of in self.parts.items() if of == "train" and self._is_deep(path)]
-        if self.window is not None:
-            if not deep:
-                say("data.window changes nothing: no training picture is gray with more than 8 bits per pixel")
-            return
         ranges = in_threads(range_of, [self._folder / path for path in deep], "finding black and white")
         if found := [x for x in ranges if x is not None]:
             self.window = window_of(found)
@@ -372,6 +368,8 @@ class ImageFolder(ImageData):
         all_levels = max(x.most for x in readings) - min(x.least for x in readings) + 1
         most_use = median_low(x.most - x.least for x in readings) + 1
         deep = [self._folder / name for name in names if self._is_deep(name)]
+        if self.window is not None and not deep:
+            say("data.window changes nothing: no training picture is gray with more than 8 bits per pixel")
         if self.window is not None and 2 * len(deep) > len(names) and most_use < FEW_LEVELS:
             ranges = [x for x in in_threads(range_of, deep, "finding black and white") if x is not None]
             low, high = median_low(x for x, _ in ranges), median_low(x for _, x in ranges)

@@ -183,7 +183,7 @@ def pictures_in_table(
         groups = _groups_of(inside, group, folder, table.columns)
     doubts = []
     if group is None:
-        doubts = doubts_of_columns(table, (picture, label), label) or _doubts(folder, inside, classes, {})
+        doubts = doubts_of_columns(table, picture, label) or _doubts(folder, inside, classes, {})
     own = user_path(name).resolve()
     rest = [path.relative_to(folder).as_posix() for path in others if path.resolve() != own]
     return PictureList(classes, {}, groups, rest, beside, doubts)
@@ -213,8 +213,10 @@ def picture_called(name: str, by_name: Mapping[str, Path | None], table: Path) -
     """Return the one picture that a table means by a name, which may also be a path from the folder of the table, a
     path on another machine, or have another ending; None if there is none."""
     key = as_key(name)
-    others = (os.path.abspath(table / key), PurePath(key).name, PurePath(key).stem)
-    return next((path for way in (key, *map(as_key, others)) if (path := by_name.get(way)) is not None), None)
+    if (path := by_name.get(key)) is not None:  # as most names are
+        return path
+    others = (as_key(os.path.abspath(table / key)), PurePath(key).name, PurePath(key).stem)
+    return next((path for way in others if (path := by_name.get(way)) is not None), None)
 
 
 def as_key(name: str) -> str:

@@ -262,17 +262,16 @@ def say_groups(where: str, kind: str, classes: Sequence[str], groups: Sequence[s
         )
 
 
-def doubts_of_columns(table: Table, used: Sequence[str], label: str) -> list[str]:
+def doubts_of_columns(table: Table, sample: str, label: str) -> list[str]:
     """Return a line if columns of a table seem to name patients or objects that several rows belong to.
 
     Args:
         table: the table.
-        used: its columns that are something else.
-        label: its column of the classes.
+        sample, label: its columns of the samples and of their classes.
     """
     counts: dict[str, int] = {}
     for column in table.columns:
-        if column in used or not OF_GROUPS.search(column):
+        if column in (sample, label) or not OF_GROUPS.search(column):
             continue
         values = {row.values[column] for row in table.rows}
         pairs = {(row.values[column], row.values[label]) for row in table.rows}

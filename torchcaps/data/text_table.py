@@ -294,7 +294,7 @@ class TextTable(TextData):
         wanted = {"data.text": self.text, "data.label": self.label}
         table.check_columns(wanted if self.group is None else wanted | {"data.group": self.group}, "--data.columns")
         if self._may_have_groups:
-            self._doubts = self._doubts or doubts_of_columns(table, (self.text, self.label), self.label)
+            self._doubts = self._doubts or doubts_of_columns(table, self.text, self.label)
         samples, bad = [], []
         for line, values in table.rows:
             group = values[self.group].strip() if self.group is not None else ""
