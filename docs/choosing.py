@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from torchcaps.explain.axes import in_style, write
+from torchcaps.measures.axes import in_style, write
 from torchcaps.reproduce.results import IN_PACKAGE, read_results
 
 PLAIN = "torchcaps.data.ExpandedMNIST"

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from torchcaps.data import read_table
-from torchcaps.explain.axes import COLORS, in_style, write
+from torchcaps.measures.axes import COLORS, in_style, write
 from torchcaps.reproduce.results import IN_PACKAGE, read_results
 from torchcaps.training.report import curves_of
 from torchcaps.utils.files import write_csv_whole

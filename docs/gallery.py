@@ -21,9 +21,9 @@ import torchcaps.models
 from torchcaps import create_model, explain
 from torchcaps.data import CIFAR10, MNIST, AffineMNIST, ImageData
 from torchcaps.deploy.trained import Trained
-from torchcaps.explain.axes import BLUE, ORANGE, VERMILLION, Row, in_style, panels_figure
 from torchcaps.explain.overlaps import taken_apart
 from torchcaps.explain.words import LoadedEncoder, word_shares, words_of
+from torchcaps.measures.axes import BLUE, ORANGE, VERMILLION, Row, in_style, panels_figure
 from torchcaps.training.checkpoint_files import read_checkpoint
 from torchcaps.utils.files import write_text_whole, write_whole
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchcaps import CapsuleShared, SlotAttention
 from torchcaps.data import Digits
-from torchcaps.explain.axes import in_style, show, write
+from torchcaps.measures.axes import in_style, show, write
 
 PLACES = torch.cartesian_prod(torch.arange(5), torch.arange(5))  # of an 8x8 digit in the canvas, (25, 2)
 BESIDE = ((PLACES[:, None, 1] - PLACES[:, 1]).abs() >= 3).nonzero()  # at least 3 pixels to the right or left

@@ -10,7 +10,7 @@ from encoders import make_encoder
 
 from torchcaps.cli.checkpoints import Run
 from torchcaps.cli.explain import _checkpoints
-from torchcaps.explain import axes
+from torchcaps.measures import axes
 from torchcaps.utils.files import folder_of
 
 

@@ -22,9 +22,10 @@ from torchcaps import (
     RoutingPool2d,
     create_model,
 )
-from torchcaps.explain.controls import is_right, uniform_coefficients, with_new_weights
+from torchcaps.explain.controls import uniform_coefficients, with_new_weights
 from torchcaps.explain.dead import DeadCapsules, dead_capsules
-from torchcaps.explain.predicting import predict
+from torchcaps.measures.accuracy import is_right
+from torchcaps.measures.predicting import predict
 
 
 def around(layer: nn.Module, children: Capsules | Tensor) -> Network:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from torchcaps import CapsNet, CapsuleLinear, DynamicRouting
 from torchcaps.explain import credit_figure, heat
-from torchcaps.explain.axes import CHANGES, COLORS, DASHES, HEAT, ORDERED, SMALL, STYLE, show, show_map, write
+from torchcaps.measures.axes import CHANGES, COLORS, DASHES, HEAT, ORDERED, SMALL, STYLE, show, show_map, write
 
 # Linear RGB as it looks to people without the cones for middle or for long waves (Machado et al. 2009, severity 1).
 BLINDNESS = {

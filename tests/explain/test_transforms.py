@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from torchcaps import Capsules, Prediction, create_model
-from torchcaps.explain.transforms import affine, pose_paths
+from torchcaps.measures.transforms import affine, pose_paths
 
 
 def test_a_quarter_turn_is_counterclockwise():

@@ -11,8 +11,8 @@ from torch import nn
 from torchcaps import create_model
 from torchcaps.data import Digits
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
+from torchcaps.measures.calibration import best_temperature, calibrated_temperature, calibration_error
 from torchcaps.training import Classifier
-from torchcaps.training.calibration import best_temperature, calibrated_temperature, calibration_error
 from torchcaps.training.report import Report, _class_rows, accuracies, curves_of
 
 

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         _print(protocol, results)
         if any(result[protocol].get("curves") for result in results.values()):
             from torchcaps.evaluate.drawing import protocol_figure
-            from torchcaps.explain.axes import write
+            from torchcaps.measures.axes import write
 
             measured = {name: result[protocol] for name, result in results.items()}
             figure = protocol_figure(PROTOCOLS[protocol].question, measured)

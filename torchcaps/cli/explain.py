@@ -206,8 +206,8 @@ def _write_dynamics(
 ) -> Iterator[Path]:
     """Write a row of panels per capsule layer, a panel per checkpoint."""
     from torchcaps.explain import capsule_layers, routing_dynamics, routing_dynamics_figure
-    from torchcaps.explain.axes import write
     from torchcaps.explain.page.reports import STATISTICS
+    from torchcaps.measures.axes import write
 
     network = training.model.network
     layers: dict[str, Any] = dict(network.named_modules())

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 import torchcaps
 from torchcaps.deploy.programs import Inputs, Program, as_module, outputs_of, program_of, routed
-from torchcaps.explain.predicting import check_scores
+from torchcaps.measures.predicting import check_scores
 from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.files import user_path, whole_files

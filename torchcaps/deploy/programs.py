@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
 from torchcaps.capsules import Prediction
-from torchcaps.explain.predicting import has_decoder
+from torchcaps.measures.predicting import has_decoder
 from torchcaps.nn import RoutingPool2d
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.ops.backend import use_backend

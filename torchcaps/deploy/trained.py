@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data import LabeledData
-from torchcaps.explain.predicting import as_prediction
+from torchcaps.measures.predicting import as_prediction
 from torchcaps.models.pretrained import load_state, read_tensors
 from torchcaps.recipes.modules import OwnModules
 from torchcaps.recipes.values import name_of

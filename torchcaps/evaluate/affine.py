@@ -2,7 +2,7 @@
 
 Procedure: each test image is rotated, scaled, sheared and moved at once, by random amounts from affNIST's ranges:
 rotation uniform over -20 to 20 degrees, shear over -0.2 to 0.2, scale over 0.8 to 1.2 across and down independently,
-and a shift of up to an eighth of the side across and down; see :func:`torchcaps.explain.transforms.affine`. Then all
+and a shift of up to an eighth of the side across and down; see :func:`torchcaps.measures.transforms.affine`. Then all
 images are transformed in one way alone, in growing steps. What enters is black if images are gray on black, and else
 repeats their edges. The accuracy on the images as they are stands beside, because networks are comparable only at
 matched accuracy there. A network of MNIST on 40x40 pixels is tested on :class:`torchcaps.data.AffineMNIST` too, as in
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchcaps.data import AffineMNIST, ExpandedMNIST
 from torchcaps.evaluate.subject import Curve, DoesNotApply, Outcome, Protocol, Subject
-from torchcaps.explain.transforms import affine
+from torchcaps.measures.transforms import affine
 
 ROTATIONS = (-30, -20, -10, 0, 10, 20, 30)  # degrees
 SCALES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)

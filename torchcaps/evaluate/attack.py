@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.evaluate.subject import BATCH, Curve, Outcome, Protocol, Subject, percent, scores_of
-from torchcaps.explain.controls import is_right
-from torchcaps.explain.predicting import has_decoder, predict, reconstructed
+from torchcaps.measures.accuracy import is_right
+from torchcaps.measures.predicting import has_decoder, predict, reconstructed
 from torchcaps.nn.modes import evaluating
 
 STRENGTHS = (0.03, 0.1, 0.3)

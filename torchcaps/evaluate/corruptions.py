@@ -17,7 +17,7 @@ from kornia.filters import canny, gaussian_blur2d
 from torch import Tensor
 
 from torchcaps.evaluate.subject import BATCH, Curve, DoesNotApply, Outcome, Protocol, Subject
-from torchcaps.explain.transforms import affine
+from torchcaps.measures.transforms import affine
 
 ROTATIONS = range(15, 181, 15)  # degrees
 Corruption = Callable[[Tensor, torch.Generator], Tensor]

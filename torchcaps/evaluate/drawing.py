@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from torchcaps.explain.axes import COLORS, DASHES, MARKERS, in_style
+from torchcaps.measures.axes import COLORS, DASHES, MARKERS, in_style
 from torchcaps.utils.arguments import checked
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.evaluate.subject import Curve, DoesNotApply, Outcome, Protocol, Subject, percent
-from torchcaps.explain.controls import is_right
 from torchcaps.explain.overlaps import overlaid
-from torchcaps.explain.transforms import on_black
+from torchcaps.measures.accuracy import is_right
+from torchcaps.measures.transforms import on_black
 
 
 def pairs(images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.evaluate.affine import random_affine
 from torchcaps.evaluate.subject import BATCH, Curve, DoesNotApply, Outcome, Protocol, Subject
-from torchcaps.explain.predicting import as_prediction
-from torchcaps.explain.recording import run as run_network
+from torchcaps.measures.predicting import as_prediction, run_network
 from torchcaps.nn.modes import evaluating
 
 WIDTH = 16  # features of the penultimate layer of a network without class capsules

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.explain.controls import is_right
-from torchcaps.explain.predicting import as_prediction, predict
-from torchcaps.explain.recording import run
-from torchcaps.explain.transforms import Padding, on_black
+from torchcaps.measures.accuracy import is_right
+from torchcaps.measures.predicting import as_prediction, predict, run_network
+from torchcaps.measures.transforms import Padding, on_black
 
 BATCH = 100
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -116,7 +115,7 @@ class Subject:
 
     def accuracy(self, images: Tensor, labels: Tensor | None = None) -> float:
         """Return the percentage of images on which the network is right, see
-        :func:`torchcaps.explain.controls.is_right`; labels are by default those of the subject's images."""
+        :func:`torchcaps.measures.accuracy.is_right`; labels are by default those of the subject's images."""
         return percent(is_right(self.scores(images), self.labels if labels is None else labels))
 
     def scores(self, images: Tensor) -> Tensor:
@@ -126,7 +125,7 @@ class Subject:
 
 def scores_of(network: nn.Module, images: Tensor) -> Tensor:
     """Return a network's scores for a batch of images, or its activations, with gradients if they are on."""
-    return as_prediction(network, run(network, images)).evidence
+    return as_prediction(network, run_network(network, images)).evidence
 
 
 def percent(hits: Tensor) -> float:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torchcaps.data import StereoData
 from torchcaps.data.stereo import AZIMUTHS, ELEVATIONS, LIGHTINGS
 from torchcaps.evaluate.subject import Curve, DoesNotApply, Outcome, Protocol, Subject
-from torchcaps.explain.controls import is_right
 from torchcaps.explain.poses import DEGREES
+from torchcaps.measures.accuracy import is_right
 
 MOST = 4000  # images of one kind of viewpoint
 

@@ -21,7 +21,7 @@ with needs("train"):
         relative_changes,
         relative_changes_figure,
     )
-    from torchcaps.explain.recording import Run, record, routing_layers, watching
+    from torchcaps.explain.recording import Recording, record, routing_layers, watching
     from torchcaps.explain.shares import Shares
     from torchcaps.explain.sharpening import Sharpening, sharpening
 
@@ -30,9 +30,9 @@ __all__ = [
     "LayerCredit",
     "Places",
     "PoseTrajectories",
+    "Recording",
     "RelativeChanges",
     "RoutingDynamics",
-    "Run",
     "Shares",
     "Sharpening",
     "Strand",

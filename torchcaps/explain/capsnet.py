@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.explain.axes import CHANGES, VERMILLION, Row, panels_figure
-from torchcaps.explain.predicting import class_poses, predict, reconstructed
+from torchcaps.measures.axes import CHANGES, VERMILLION, Row, panels_figure
+from torchcaps.measures.predicting import class_poses, predict, reconstructed
 from torchcaps.utils.arguments import CountOrZero, FloatTensor, checked, shown
 
 # Sabour et al. 2017, Figure 4: [-0.25, 0.25] in steps of 0.05.

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Prediction
-from torchcaps.explain.predicting import as_prediction
-from torchcaps.explain.recording import Inputs, Run, record
+from torchcaps.explain.recording import Recording, record
 from torchcaps.explain.shares import Shares, shares_of
+from torchcaps.measures.predicting import Inputs, as_prediction
 from torchcaps.utils.arguments import Count, CountOrZero, checked
 
 
@@ -120,7 +120,7 @@ def credit(network: nn.Module, inputs: Inputs) -> Credit:
     return Credit(tuple(reversed(layers)), top, prediction.detach())
 
 
-def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:
+def connected(runs: Sequence[Recording]) -> list[tuple[Recording, Shares]]:
     """Return the last layers that are connected, child to parent, and the shares in each. The poses of the children
     must be those of the parents below, in the same order, though they may be laid out otherwise."""
     chain = [(runs[-1], shares_of(runs[-1]))]
@@ -143,14 +143,14 @@ def connected(runs: Sequence[Run]) -> list[tuple[Run, Shares]]:
 
 
 @torch.no_grad()
-def _as_prepared(poses: Tensor, run: Run) -> Tensor:
+def _as_prepared(poses: Tensor, run: Recording) -> Tensor:
     """Return poses `(batch, n)` as the routing of a layer would prepare them, such as by a LayerNorm."""
     assert run.last is not None
     votes: Any = run.last.votes.votes
     return run.layer.routing.prepare(votes.with_poses(lambda x: poses.view_as(x).to(x))).poses.flatten(1)
 
 
-def children_of(run: Run, own: Shares) -> Tensor:
+def children_of(run: Recording, own: Shares) -> Tensor:
     """Return the poses of a layer's children, or the map that a pool takes."""
     if run.last is None or own.groups:
         return run.children
@@ -162,7 +162,7 @@ def children_of(run: Run, own: Shares) -> Tensor:
     return votes.poses[:, :, down : down + rows, across : across + columns]
 
 
-def _top(run: Run, own: Shares, prediction: Prediction) -> Tensor:
+def _top(run: Recording, own: Shares, prediction: Prediction) -> Tensor:
     """Return the shares of the last layer's parents in the classes, `(batch, classes, *parents)`."""
     scores, parents = prediction.evidence, run.parents
     batch, classes = scores.shape

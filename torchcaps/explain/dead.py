@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_logits
-from torchcaps.explain.predicting import inputs_of
-from torchcaps.explain.recording import Inputs, Run, record
+from torchcaps.explain.recording import Recording, record
+from torchcaps.measures.predicting import Inputs, inputs_of
 from torchcaps.nn import CapsuleStack, RoutingPool2d
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.utils.arguments import checked
@@ -91,7 +91,7 @@ def _capsules_of(network: nn.Module, inputs: Inputs) -> dict[str, tuple[Capsules
     return {run.name: _as_lists(run, given) for run in runs}
 
 
-def _as_lists(run: Run, given: dict[nn.Module, Any]) -> tuple[Capsules | None, Capsules]:
+def _as_lists(run: Recording, given: dict[nn.Module, Any]) -> tuple[Capsules | None, Capsules]:
     layer = run.layer
     if isinstance(layer, CapsuleLayer):
         assert run.last is not None

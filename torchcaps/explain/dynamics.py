@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 from torchcaps.capsules import Capsules
-from torchcaps.explain.axes import BLUE, in_style
-from torchcaps.explain.predicting import inputs_of
 from torchcaps.explain.recording import record
+from torchcaps.measures.axes import BLUE, in_style
+from torchcaps.measures.predicting import inputs_of
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.ops import Votes, at_least_float32
 from torchcaps.utils.arguments import Count, checked

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data import StereoData
-from torchcaps.explain.axes import write
 from torchcaps.explain.capsnet import perturbations_figure, reconstructions_figure
 from torchcaps.explain.heatmaps import heatmaps_figure
 from torchcaps.explain.page.samples import Samples
 from torchcaps.explain.pixels import credit_figure, places
 from torchcaps.explain.poses import Angle, pose_trajectories, pose_trajectories_figure, relative_changes_figure
-from torchcaps.explain.predicting import NoClassCapsules, has_decoder, predict
+from torchcaps.measures.axes import write
+from torchcaps.measures.predicting import NoClassCapsules, has_decoder, predict
 from torchcaps.nn import RoutingPool2d
 from torchcaps.utils.arguments import checked
 

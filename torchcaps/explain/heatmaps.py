@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from torchcaps.explain.axes import Row, panels_figure
 from torchcaps.explain.recording import record
 from torchcaps.explain.shares import shares_of
+from torchcaps.measures.axes import Row, panels_figure
 from torchcaps.nn import RoutingPool2d
 from torchcaps.utils.arguments import FloatTensor, checked
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.explain.predicting import class_poses, predict, reconstructed
+from torchcaps.measures.predicting import class_poses, predict, reconstructed
 from torchcaps.utils.arguments import Count, FloatTensor, checked, shown
 
 

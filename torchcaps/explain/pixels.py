@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from torchcaps.explain.axes import VERMILLION, Row, panels_figure
 from torchcaps.explain.credit import Credit, LayerCredit, children_of, connected, credit
-from torchcaps.explain.predicting import kind_of_scores
-from torchcaps.explain.recording import Run, record
+from torchcaps.explain.recording import Recording, record
 from torchcaps.explain.shares import Shares
+from torchcaps.measures.axes import VERMILLION, Row, panels_figure
+from torchcaps.measures.predicting import kind_of_scores
 from torchcaps.utils.arguments import FloatTensor, checked
 
 NOISE = 4  # images of noise by which a network is probed
@@ -93,7 +93,7 @@ def _composed(seen: Places, windows: tuple[tuple[int, int], ...]) -> Places:
     return Places(*zip(*sides, strict=True))
 
 
-def _on_grid(run: Run, own: Shares) -> Tensor | None:
+def _on_grid(run: Recording, own: Shares) -> Tensor | None:
     """Return the children's poses as `(batch, height, width, numbers)`, or None if they are not on a grid."""
     if len(own.children) != 3:
         return None

@@ -19,8 +19,8 @@ from torch.linalg import vector_norm
 from torch.utils.data import DataLoader, Subset
 
 from torchcaps.data import StereoData
-from torchcaps.explain.axes import COLORS, DASHES, MARKERS, ORDERED, color_bar, hide_ticks, in_style
-from torchcaps.explain.predicting import class_poses, predict
+from torchcaps.measures.axes import COLORS, DASHES, MARKERS, ORDERED, color_bar, hide_ticks, in_style
+from torchcaps.measures.predicting import class_poses, predict
 from torchcaps.utils.arguments import FloatTensor, checked, shown
 from torchcaps.utils.checks import percent
 

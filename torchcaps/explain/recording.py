@@ -9,17 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.measures.predicting import Inputs, run_network
 from torchcaps.nn import CapsuleFC, RoutingPool2d
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.modes import evaluating
 from torchcaps.routing import Iteration
 from torchcaps.utils.arguments import checked
 
-# A network's input, or all arguments of its `forward`.
-Inputs = Tensor | tuple[Tensor, ...]
 
-
-class Run(NamedTuple):
+class Recording(NamedTuple):
     """What one layer did in one pass of a network.
 
     Fields:
@@ -36,22 +34,6 @@ class Run(NamedTuple):
     last: Iteration | None
     parents: Tensor
     children: Any = None
-
-
-def inputs_for(network: nn.Module, inputs: Inputs) -> Inputs:
-    """Return inputs on the device of a network and, if they are floats, in its precision."""
-    like = next(network.parameters(), None)
-    if like is None:
-        return inputs
-    if isinstance(inputs, tuple):
-        return tuple(x.to(like) if x.is_floating_point() else x.to(like.device) for x in inputs)
-    return inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)
-
-
-def run(network: nn.Module, inputs: Inputs) -> Any:
-    """Return what a network returns for its inputs, which may be on any device."""
-    given = inputs_for(network, inputs)
-    return network(*given) if isinstance(given, tuple) else network(given)
 
 
 @checked
@@ -80,7 +62,7 @@ def watching(network: nn.Module, see: Callable[[str, Iteration], None]) -> Itera
 
 
 @checked
-def record(network: nn.Module, inputs: Inputs) -> tuple[Any, list[Run]]:
+def record(network: nn.Module, inputs: Inputs) -> tuple[Any, list[Recording]]:
     """Run a network once and return its output, and what each capsule layer did, in the order in which they ran.
 
     A layer that runs several times, or iterates in a concurrent stack, is there once, with its last iteration.
@@ -89,19 +71,19 @@ def record(network: nn.Module, inputs: Inputs) -> tuple[Any, list[Run]]:
         network: the network; it is run in evaluation mode and left as it was.
         inputs: its input, or a tuple of the arguments of its `forward`, on any device.
     """
-    runs: dict[str, Run] = {}
+    runs: dict[str, Recording] = {}
     layers = dict(network.named_modules())
 
     def see(name: str, iteration: Iteration) -> None:
         runs.pop(name, None)  # the order is that of the last iterations
-        runs[name] = Run(name, layers[name], iteration, iteration.parents.poses)
+        runs[name] = Recording(name, layers[name], iteration, iteration.parents.poses)
 
     def hook(name: str) -> Any:
         def keep(layer: nn.Module, args: Any, named: dict[str, Any], output: Any) -> None:
             result = output[0] if type(output) is tuple else output  # with coefficients
             poses = [x.poses if isinstance(x, Capsules) else x for x in (*args, *named.values(), result)]
             last = runs[name].last if name in runs else None
-            runs[name] = Run(name, layer, last, poses[-1], poses[0])
+            runs[name] = Recording(name, layer, last, poses[-1], poses[0])
 
         return keep
 
@@ -111,5 +93,5 @@ def record(network: nn.Module, inputs: Inputs) -> tuple[Any, list[Run]]:
                 handle = layer.register_forward_hook(hook(name), with_kwargs=True)
                 stack.callback(handle.remove)
         stack.enter_context(watching(network, see))
-        output = run(network, inputs)
+        output = run_network(network, inputs)
     return output, list(runs.values())

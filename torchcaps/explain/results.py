@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from torchcaps.explain.axes import MARKERS, Row, color_bar, in_style, panels_figure
+from torchcaps.measures.axes import MARKERS, Row, color_bar, in_style, panels_figure
 from torchcaps.utils.arguments import checked
 
 MOST_NUMBERED = 25  # classes whose counts are written into the confusion matrix

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.explain.recording import Run
+from torchcaps.explain.recording import Recording
 from torchcaps.nn import CapsuleFC, RoutingPool2d
 
 
@@ -71,7 +71,7 @@ class Shares(NamedTuple):
         return self._replace(table=self.even)
 
 
-def shares_of(run: Run) -> Shares:
+def shares_of(run: Recording) -> Shares:
     """Return the shares of the children in the parents of a layer that ran."""
     if isinstance(run.layer, CapsuleFC):
         return _of_sums(run)
@@ -114,7 +114,7 @@ def _normalized(amounts: Tensor, present: Tensor, in_windows: bool = False) -> t
     return shares, even
 
 
-def _of_sums(run: Run) -> Shares:
+def _of_sums(run: Recording) -> Shares:
     """Return the shares in a `CapsuleFC`: the lengths of what each child adds to a parent."""
     poses = run.children.detach()
     children = poses.flatten(1, -2)
@@ -122,7 +122,7 @@ def _of_sums(run: Run) -> Shares:
     return Shares(*_normalized(amounts, torch.ones_like(amounts)), tuple(poses.shape[1:-1]), (run.parents.shape[1],))
 
 
-def _of_pool(run: Run, table: Tensor, even: Tensor) -> Shares:
+def _of_pool(run: Recording, table: Tensor, even: Tensor) -> Shares:
     """Return the shares in a routing pool. Its groups are types of children and of parents."""
     pool, (batch, channels, height, width) = run.layer, run.children.shape
     groups = channels // pool.features

@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.explain.recording import Inputs, routing_layers, run, watching
+from torchcaps.explain.recording import routing_layers, watching
+from torchcaps.measures.predicting import Inputs, run_network
 from torchcaps.ops import WeightedVotes
 from torchcaps.routing import Iteration
 from torchcaps.utils.arguments import checked
@@ -78,7 +79,7 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
     with watching(network, see):
         for inputs in batches:
             place.clear()
-            run(network, inputs)
+            run_network(network, inputs)
     result = {}
     for name, rows in sums.items():
         numbers, *sums_of = torch.stack(rows, 1)

@@ -12,7 +12,7 @@ import yaml
 from optuna.trial import FrozenTrial
 from optuna.visualization.matplotlib import plot_optimization_history, plot_slice
 
-from torchcaps.explain.axes import write
+from torchcaps.measures.axes import write
 from torchcaps.search.plan import Plan
 from torchcaps.utils.files import write_csv_whole, write_text_whole
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchcaps.training.calibration import HIGHEST, LOWEST
+from torchcaps.measures.calibration import HIGHEST, LOWEST
 from torchcaps.training.checkpoints import FACTS, FILES, VALUES, damage
 from torchcaps.utils.arguments import shown
 from torchcaps.utils.files import parse_json

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from torchcaps import __version__
 from torchcaps.data import ImageData, LabeledData
-from torchcaps.explain.axes import write
-from torchcaps.explain.controls import balanced_accuracy
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
-from torchcaps.training.calibration import calibrated_temperature, calibration_error
+from torchcaps.measures.accuracy import balanced_accuracy
+from torchcaps.measures.axes import write
+from torchcaps.measures.calibration import calibrated_temperature, calibration_error
 from torchcaps.training.checkpoints import metrics_of
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.files import read_text, write_csv_whole, write_text_whole
@@ -42,7 +42,7 @@ class Report(Callback):
 
     The summary is also written into the checkpoint that was tested. Where there is a validation set, it contains the
     temperature that makes probabilities of the scores, unless its samples are too few to know it
-    (:func:`torchcaps.training.calibration.calibrated_temperature`), and how well they were calibrated on the test set
+    (:func:`torchcaps.measures.calibration.calibrated_temperature`), and how well they were calibrated on the test set
     before and after.
 
     It adds the balanced accuracy to the metrics, `test/balanced_accuracy` and `val/balanced_accuracy`: the mean recall

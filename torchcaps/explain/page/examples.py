@@ -14,9 +14,9 @@ from torchcaps.explain.credit import Credit, LayerCredit, NoCapsules, Strand, cr
 from torchcaps.explain.page.pictures import encoded_maps, picture, sprite
 from torchcaps.explain.page.samples import Samples
 from torchcaps.explain.pixels import Places, heat_of
-from torchcaps.explain.predicting import class_poses, has_decoder, predict, reconstructed
-from torchcaps.explain.transforms import pose_paths
 from torchcaps.explain.words import Word, word_shares
+from torchcaps.measures.predicting import class_poses, has_decoder, predict, reconstructed
+from torchcaps.measures.transforms import pose_paths
 
 SIDE = 280  # pixels of an input on the page
 LARGEST_MAP = 48  # rows and columns of a map

@@ -13,7 +13,7 @@ from scipy.stats import ConstantInputWarning, spearmanr
 from torch import Tensor, nn
 
 from torchcaps.data.order import evenly_chosen
-from torchcaps.explain.controls import balanced_accuracy, is_right, uniform_coefficients, with_new_weights
+from torchcaps.explain.controls import uniform_coefficients, with_new_weights
 from torchcaps.explain.credit import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
@@ -21,10 +21,11 @@ from torchcaps.explain.page.examples import SIDE, example
 from torchcaps.explain.page.pictures import heat_picture, picture
 from torchcaps.explain.page.samples import BATCH, Samples
 from torchcaps.explain.pixels import Places, heat_of, places
-from torchcaps.explain.predicting import has_decoder, kind_of_scores, predict
-from torchcaps.explain.recording import Run, record, routing_layers
+from torchcaps.explain.recording import Recording, record, routing_layers
 from torchcaps.explain.shares import shares_of
 from torchcaps.explain.sharpening import sharpening
+from torchcaps.measures.accuracy import balanced_accuracy, is_right
+from torchcaps.measures.predicting import has_decoder, kind_of_scores, predict
 from torchcaps.utils.arguments import Positive, checked
 from torchcaps.utils.checks import counted, percent
 
@@ -182,7 +183,7 @@ def _shape(samples: Samples) -> tuple[int, int, int]:
 
 
 @torch.no_grad()
-def _runs(network: nn.Module, samples: Samples) -> list[Run]:
+def _runs(network: nn.Module, samples: Samples) -> list[Recording]:
     """Return what the capsule layers do with the first sample."""
     return record(network, samples.inputs[0])[1]
 
@@ -208,7 +209,7 @@ def _spelled(layout: tuple[int, ...], kinds: str) -> str:
     return f"{layout[0]} {kinds} at {'x'.join(map(str, layout[1:]))} positions"
 
 
-def _few(runs: Sequence[Run], samples: Samples) -> list[tuple[Any, Tensor]]:
+def _few(runs: Sequence[Recording], samples: Samples) -> list[tuple[Any, Tensor]]:
     """Return samples for statistics: few of them, in small batches, if the network has many votes."""
     votes = [run.last.votes.votes for run in runs if run.last is not None]
     pairs = max([x.batch * x.children * x.parents for x in votes], default=1)

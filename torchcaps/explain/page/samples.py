@@ -10,9 +10,9 @@ from torch import Tensor
 
 from torchcaps.data import ImageData, ImageFolder, TextData
 from torchcaps.data.order import evenly_chosen
-from torchcaps.explain.recording import Inputs
-from torchcaps.explain.transforms import on_black
 from torchcaps.explain.words import LoadedEncoder, Word, words_of
+from torchcaps.measures.predicting import Inputs
+from torchcaps.measures.transforms import on_black
 from torchcaps.utils.arguments import Count, FloatTensor, checked
 
 BATCH = 32

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.explain.predicting import class_poses, has_decoder, predict, reconstructed
+from torchcaps.measures.predicting import class_poses, has_decoder, predict, reconstructed
 from torchcaps.ops import at_least_float32
 
 Kind = Literal["turned", "grown", "moved"]

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.explain.recording import Inputs, run
 from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import checked, is_row, shown, shown_with_type
+
+# A network's input, or all arguments of its `forward`.
+Inputs = Tensor | tuple[Tensor, ...]
 
 
 class NoClassCapsules(TypeError):
@@ -33,6 +35,22 @@ def inputs_of(batch: Any) -> Inputs:
             f"{shown_with_type(batch)}"
         )
     return inputs
+
+
+def inputs_for(network: nn.Module, inputs: Inputs) -> Inputs:
+    """Return inputs on the device of a network and, if they are floats, in its precision."""
+    like = next(network.parameters(), None)
+    if like is None:
+        return inputs
+    if isinstance(inputs, tuple):
+        return tuple(x.to(like) if x.is_floating_point() else x.to(like.device) for x in inputs)
+    return inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)
+
+
+def run_network(network: nn.Module, inputs: Inputs) -> Any:
+    """Return what a network returns for its inputs, which may be on any device."""
+    given = inputs_for(network, inputs)
+    return network(*given) if isinstance(given, tuple) else network(given)
 
 
 def check_scores(scores: Tensor) -> None:
@@ -83,7 +101,7 @@ def predict(network: nn.Module, inputs: Inputs) -> Prediction:
         ValueError: its scores are NaN or infinite.
     """
     with evaluating(network):
-        return as_prediction(network, run(network, inputs))
+        return as_prediction(network, run_network(network, inputs))
 
 
 @checked

@@ -1,0 +1,2 @@
+"""What training, explain, evaluate and deploy share: predictions, accuracy, calibration, transforms, the style of
+figures."""
