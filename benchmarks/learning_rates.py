@@ -17,20 +17,21 @@ import torch
 
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.training.build import Training
+from torchcaps.training.values import Values
 
 
 def accuracy(recipe: str, rate: float, held_out: int) -> float:
     """Train a row, and return its accuracy on the images that were held out."""
     torch.set_num_threads(1)
     steps = load_recipe(recipe).config["trainer"]["max_steps"] // 4
-    overrides = [
-        f"--data.val_size={held_out}",
-        f"--trainer.max_steps={steps}",
-        f"--model.scheduler.total_steps={steps}",
-        f"--model.scheduler.max_lr={rate}",
-        "--trainer.enable_progress_bar=false",
-    ]
-    training = Training(load_recipe(recipe), overrides)
+    changes = {
+        "data.val_size": held_out,
+        "trainer.max_steps": steps,
+        "model.scheduler.total_steps": steps,
+        "model.scheduler.max_lr": rate,
+        "trainer.enable_progress_bar": False,
+    }
+    training = Training(Values.of(load_recipe(recipe), changes))
     training.trainer.fit(training.model, training.datamodule)
     (metrics,) = training.trainer.validate(training.model, training.datamodule, verbose=False)
     return metrics["val/accuracy"]

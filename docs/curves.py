@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator
 from torchcaps.data import read_table
 from torchcaps.measures.axes import COLORS, in_style, write
 from torchcaps.reproduce.results import IN_PACKAGE, read_results
-from torchcaps.training.report import curves_of
+from torchcaps.training.curves import curves_of
 from torchcaps.utils.files import write_csv_whole
 
 DOCS = Path(__file__).parent

@@ -20,11 +20,10 @@ from torch import Tensor
 import torchcaps.models
 from torchcaps import create_model, explain
 from torchcaps.data import CIFAR10, MNIST, AffineMNIST, ImageData
-from torchcaps.deploy.trained import Trained
 from torchcaps.explain.overlaps import taken_apart
 from torchcaps.explain.words import LoadedEncoder, word_shares, words_of
 from torchcaps.measures.axes import BLUE, ORANGE, VERMILLION, Row, in_style, panels_figure
-from torchcaps.training.checkpoint_files import read_checkpoint
+from torchcaps.runs import Run
 from torchcaps.utils.files import write_text_whole, write_whole
 
 DOCS = Path(__file__).parent
@@ -85,7 +84,7 @@ def checkpoints(runs: Path, key: str, pattern: str = "last.ckpt") -> list[Path]:
 def trained(runs: Path, key: str) -> Network:
     """Return the network of the newest run, with the accuracy that the run logged."""
     (path,) = checkpoints(runs, key)
-    found = Trained.load(path)
+    found = Run.find(path)
     tests: list[dict[str, str]] = []
     for metrics in path.parent.parent.parent.glob("version_*/metrics.csv"):
         if metrics.stat().st_mtime >= path.stat().st_mtime:  # also of a version that went on and only tested
@@ -93,10 +92,10 @@ def trained(runs: Path, key: str) -> Network:
                 tests += [row for row in csv.DictReader(file) if row.get("test/accuracy")]
     if not tests:
         raise SystemExit(f"{path.parent.parent} has no test accuracy: torchcaps test {RUNS[key][0]} --small")
-    accuracy, steps = 100 * float(tests[-1]["test/accuracy"]), read_checkpoint(path, "global_step")["global_step"]
-    parameters = sum(parameter.numel() for parameter in found.network.parameters())
+    accuracy, steps = 100 * float(tests[-1]["test/accuracy"]), found.checkpoint.step
+    parameters = sum(parameter.numel() for parameter in found.network().parameters())
     said = f"`{RUNS[key][0]} --small`, {parameters:,} parameters: test accuracy {accuracy:.1f} % after {steps:,} steps"
-    return Network(found.network.eval(), found.data, said, command(key))
+    return Network(found.network(), found.data(), said, command(key))
 
 
 def one_per_class(data: ImageData) -> tuple[Tensor, Tensor]:
@@ -142,7 +141,7 @@ def dynamics(of: Network, paths: list[Path]) -> Figure:
     layers = explain.capsule_layers(of.network)
     rows: dict[str, list[Any]] = {name: [] for name in layers}
     for epoch, path in enumerate(paths, 1):
-        network = Trained.load(path).network
+        network = Run.find(path).network()
         for name in layers:
             rows[name].append((f"after epoch {epoch}", explain.routing_dynamics(network, name, [images])))
     return explain.routing_dynamics_figure(list(rows.values()), layers)

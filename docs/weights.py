@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data import DataError, ImageData
-from torchcaps.deploy.trained import Trained
 from torchcaps.models import create_model
 from torchcaps.models.pretrained import FOLDER, SUFFIX, write_tensors
 from torchcaps.recipes import Recipe, load_recipe
+from torchcaps.runs import Run
 from torchcaps.utils.checks import one_line, percent
 from torchcaps.utils.files import write_text_whole
 from torchcaps.utils.machine import commit, hardware
@@ -92,8 +92,8 @@ def pack(recipe: Recipe, checkpoint: Path, limits: tuple[str, ...] = ()) -> Path
         ValueError: the checkpoint is not of this recipe, or the weights are too large or not finite in half precision.
         DataError: the test set is missing or damaged.
     """
-    trained = Trained.load(checkpoint)
-    network, data, values = trained.network, trained.data, trained.values["model"]["network"]
+    trained = Run.find(checkpoint)
+    network, data, values = trained.network(), trained.data(), trained.values["model"]["network"]
     path, arguments, model = values["class_path"], values["init_args"], values["class_path"].rpartition(".")[2]
     if not str(recipe.config["model"]["network"]["class_path"]).endswith(model):
         raise ValueError(f"{checkpoint} has a {path}, and {recipe.name} trains another network")

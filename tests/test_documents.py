@@ -20,10 +20,11 @@ import yaml
 
 import torchcaps
 from torchcaps.cli import parser
-from torchcaps.cli.recipe_commands import network_overrides
+from torchcaps.cli.arguments import changes_in
 from torchcaps.recipes import list_recipes, load_recipe
 from torchcaps.testing import assert_routing_laws, assert_stacks_are_alive
-from torchcaps.training.build import Training
+from torchcaps.training.build import recipe_parser
+from torchcaps.training.values import Values
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md"]
@@ -208,27 +209,20 @@ def test_commands_have_the_options_that_are_mentioned(page):
             check_flags(arguments[0], arguments[1:])
 
 
-class Parsed(Training):
-    """Checks the values of a recipe and builds nothing."""
-
-    def _build(self) -> None:
-        pass
-
-
 def overridden(page: str) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
     """Recipes of our own, whether in their small versions, with the values that a page's commands override."""
     for line in command_lines(page):
         arguments = words(line, "torchcaps")
         options, overrides = parser().parse_known_args(arguments) if arguments else (None, [])
         if overrides and options.recipe in list_recipes():
-            network = network_overrides(getattr(options, "model", None), load_recipe(options.recipe, options.small))
-            yield options.recipe, options.small, (*network, *overrides)
+            options.tokens = overrides
+            yield options.recipe, options.small, tuple(changes_in(options))
 
 
 @pytest.mark.parametrize(("name", "small", "overrides"), dict.fromkeys(x for page in PAGES for x in overridden(page)))
 def test_recipes_have_the_values_that_are_overridden(name, small, overrides, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["torchcaps"])  # Lightning warns of pytest's own arguments
-    Parsed(load_recipe(name, small), list(overrides))
+    recipe_parser(logs=False).parse_object(Values.of(load_recipe(name, small), overrides).merged)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -246,7 +240,7 @@ def test_modules_make_targets_and_files_exist(page):
 def test_imports_point_one_way():
     """No arrow up, and no cycle. Imports inside functions do not count."""
     order = ("utils", "capsules", "ops", "routing", "nn", "functional testing models", "data recipes", "measures")
-    order += ("explain", "training", "reproduce search bench", "deploy evaluate", "explain.live", "cli")
+    order += ("explain", "training", "runs", "reproduce search bench", "deploy evaluate", "explain.live", "cli")
     ranks = {f"torchcaps.{part}": rank for rank, parts in enumerate(order) for part in parts.split()}
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path

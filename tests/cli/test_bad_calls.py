@@ -225,7 +225,7 @@ COMMANDS = [
         "test quickstart --runs elsewhere",
         "elsewhere/quickstart has no checkpoint of a run: train first, or give the --ru",
     ),
-    ("explain saved", "saved is a folder of `save_pretrained`, without the training: give a run or a checkpoint"),
+    ("explain saved", "saved has no model.safetensors: expected a folder that `save_pretrained` wrote"),
     ("show saved", "saved has no model.safetensors|saved/config.json does not hold the values"),
 ]
 

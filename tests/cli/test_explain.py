@@ -8,10 +8,11 @@ import torch
 from commands import PAIRS, TINY, call, checkpoint, error_of
 from encoders import make_encoder
 
-from torchcaps.cli.checkpoints import Run
 from torchcaps.cli.explain import _checkpoints
 from torchcaps.measures import axes
-from torchcaps.utils.files import folder_of
+from torchcaps.recipes import Recipe
+from torchcaps.runs import Checkpoint, Run
+from torchcaps.runs.places import folder_of
 
 
 def test_explain_a_checkpoint(capfd):
@@ -186,8 +187,10 @@ def test_weights_that_are_not_finite(capfd, trained):
 
 def test_a_page_has_eight_checkpoints_at_most(capfd):
     """Evenly spaced, the first and the last among them."""
-    runs = [Run(Path(f"{epoch}.ckpt"), {"global_step": epoch, "epoch": epoch}, None) for epoch in range(15)]
-    assert [path.stem for _, path in _checkpoints(runs)] == ["0", "2", "4", "6", "8", "10", "12", "14"]
+    states = [{"global_step": epoch, "epoch": epoch} for epoch in range(15)]
+    of_epochs = [Checkpoint(Path(f"{x['epoch']}.ckpt"), {}, {}, {}, training=x) for x in states]
+    runs = [Run(checkpoint, Recipe("mine", (), {})) for checkpoint in of_epochs]
+    assert [run.path.stem for _, run in _checkpoints(runs)] == ["0", "2", "4", "6", "8", "10", "12", "14"]
     assert "8 of 15 checkpoints, evenly spaced, are shown" in capfd.readouterr().err
     assert len(_checkpoints(runs[:8])) == 8
     assert not capfd.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 import torch
 from commands import call, checkpoint, error_of
 
-from torchcaps.deploy import Trained
+from torchcaps.runs import Run
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_an_onnx_file_of_a_checkpoint(trained, capfd):
     )
     session = onnxruntime.InferenceSession("new/digits.onnx")
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list("0123456789")
-    network = Trained.load(path)
+    network = Run.find(path)
     images = torch.rand(3, 1, 8, 8)
     (scores,) = session.run(["scores"], {"images": images.numpy()})
     torch.testing.assert_close(torch.from_numpy(scores), network.scores(images), rtol=1e-4, atol=1e-6)
@@ -39,8 +39,8 @@ def test_safetensors_are_read_again(trained, capfd, monkeypatch):
     assert "kept-1.0: the same weights as those of the network" in capfd.readouterr().out
     os.chdir("kept-1.0")
     assert call("export", ".", "--to", "safetensors") == 0
-    state = Trained.load(path).network.state_dict()
-    for name, value in Trained.load("../kept-1.0-safetensors").network.state_dict().items():
+    state = Run.find(path).network().state_dict()
+    for name, value in Run.find("../kept-1.0-safetensors").network().state_dict().items():
         assert value.equal(state[name])
 
 

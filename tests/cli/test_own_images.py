@@ -1,6 +1,5 @@
 """Own pictures from a folder to predictions: training, report, best checkpoint, other networks, predictions."""
 
-import argparse
 import csv
 import io
 import json
@@ -18,10 +17,11 @@ from pictures import draw_digits
 from PIL import Image
 from vision import SIZE, WIDTHS, make_vision_model
 
-from torchcaps.cli.checkpoints import build_run, find_run
 from torchcaps.data import DataError, ImageFolder, notes
 from torchcaps.data.splits import digest, read_split
-from torchcaps.deploy import Trained, from_pretrained, save_pretrained
+from torchcaps.deploy import from_pretrained, save_pretrained
+from torchcaps.runs import Run
+from torchcaps.training.overrides import read_overrides
 
 SMALL = ["--model.network.depth", "8", "--data.num_workers", "0", "--data.augmentations", "[shift]"]
 
@@ -93,7 +93,7 @@ def test_rare_classes_have_a_note_two_remedies_and_weights_in_the_checkpoint(own
     assert weights.tolist() == pytest.approx([116 / (3 * 56), 116 / (3 * 56), 116 / (3 * 4)])
     assert call("test", weighted) == 0
     assert re.search(r"^test/balanced_accuracy: \d\.\d{4}$", capfd.readouterr().out, re.M)
-    assert Trained.load(f"{weighted}/checkpoints/last.ckpt").names == ["one", "seven", "zero"]
+    assert Run.find(f"{weighted}/checkpoints/last.ckpt").names == ["one", "seven", "zero"]
     for command in ("test", "train"):
         said = error_of(capfd, command, plain, "--model.class_weights", "balanced")
         assert "was trained without class weights: leave out what changes model.class_weights" in said
@@ -124,17 +124,14 @@ def test_a_checkpoint_alone_keeps_the_split_although_pictures_come_and_go(own, t
     best = Path("best.ckpt").absolute()
     assert f"moved: left out 1 picture that the split of {best} does not have: one/new.png\n" in err
     assert f"moved: no longer has 1 picture of the split of {best}\n" in err
-    assert Trained.load("best.ckpt").data.parts == parts
+    assert Run.find("best.ckpt").data().parts == parts
     data = data_of_run("best.ckpt", "--data.folder", "moved")
     assert data.parts == {path: part for path, part in parts.items() if path != gone}
 
 
 def data_of_run(run: str, *overrides: str) -> ImageFolder:
     """Return the data that a command builds for a run."""
-    options = argparse.Namespace(
-        recipe=run, small=False, ckpt_path=None, model=None, signals=None, allow_code=False, runs="runs"
-    )
-    return build_run(options, list(overrides), find_run(options, list(overrides)), "network.").datamodule
+    return Run.find(run).training(read_overrides(list(overrides))).datamodule
 
 
 def test_a_split_beside_the_run_changes_nothing(own, capfd):
@@ -188,7 +185,7 @@ def test_a_training_goes_on_with_the_split_of_its_checkpoint(own, tmp_path, capf
     del parts[gone]
     assert {row["file"]: row["part"] for row in rows_of((last.parents[1] / "split.csv").read_text())} == parts
     assert read_split(str(last)) == {digest(path): part for path, part in parts.items()}
-    assert Trained.load(last).data.parts == parts
+    assert Run.find(last).data().parts == parts
 
 
 def test_an_uploaded_folder_names_no_picture(own, capfd):
@@ -198,7 +195,7 @@ def test_an_uploaded_folder_names_no_picture(own, capfd):
     for path in (own / "pictures").rglob("*.png"):
         assert path.name.encode() not in content
     assert all(key.numpy().tobytes() not in content for part in hashes.values() for key in part)
-    data = from_pretrained(folder).data
+    data = from_pretrained(folder).data()
     with pytest.raises(DataError, match="saved is a folder, which holds no split"):
         data.setup("test")
     data.split = str(run_of(own) / "split.csv")
@@ -209,20 +206,21 @@ def test_an_uploaded_folder_names_no_picture(own, capfd):
 def test_the_best_checkpoint_holds_all_that_predictions_need(own, tmp_path):
     best = tmp_path / "best.ckpt"
     best.write_bytes((run_of(own) / "checkpoints" / "best.ckpt").read_bytes())
-    trained = Trained.load(best)
+    trained = Run.find(best)
     assert trained.names == ["one", "seven", "zero"]
-    assert trained.data.shape == (1, 8, 8)
+    assert trained.data().shape == (1, 8, 8)
     assert trained.temperature is None  # 36 validation samples tell none
-    assert trained.about["metrics"]["val/accuracy"] > 0.9
+    assert trained.facts["metrics"]["val/accuracy"] > 0.9
     metrics = rows_of((run_of(own) / "metrics.csv").read_text())
     losses = [(float(row["val/loss"]), int(row["epoch"]) + 1) for row in metrics if row["val/loss"]]
-    assert min(losses)[1] == trained.about["epoch"]
+    assert min(losses)[1] == trained.facts["epoch"]
     probabilities = trained.probabilities(torch.rand(2, 1, 8, 8))
     assert torch.allclose(probabilities.sum(1), torch.ones(2))
     white = torch.ones(1, 1, 8, 8)
     scores = trained.scores(white)
     assert torch.equal(trained.probabilities(white), scores.softmax(1))
-    assert torch.equal(replace(trained, temperature=0.5).probabilities(white), (2 * scores).softmax(1))
+    calibrated = replace(trained, checkpoint=replace(trained.checkpoint, temperature=0.5))
+    assert torch.equal(calibrated.probabilities(white), (2 * scores).softmax(1))
 
 
 def test_predictions_of_a_folder(own, capfd):
@@ -260,7 +258,7 @@ def test_an_interrupted_prediction_goes_on(own, capfd, monkeypatch):
     files = [str(own / "new")]
     assert predict(own, *files, "--out", "whole.csv") == 0
     rows = Path("whole.csv").read_text().splitlines()
-    real, read = Trained.probabilities, []
+    real, read = Run.probabilities, []
 
     def stops(self, inputs):
         read.append(len(inputs))
@@ -268,11 +266,11 @@ def test_an_interrupted_prediction_goes_on(own, capfd, monkeypatch):
             raise KeyboardInterrupt
         return real(self, inputs)
 
-    monkeypatch.setattr(Trained, "probabilities", stops)
+    monkeypatch.setattr(Run, "probabilities", stops)
     with pytest.raises(KeyboardInterrupt):
         predict(own, *files, "--out", "p.csv", "--batch_size", "8")
     assert not Path("p.csv").exists()
-    monkeypatch.setattr(Trained, "probabilities", lambda self, inputs: read.append(len(inputs)) or real(self, inputs))
+    monkeypatch.setattr(Run, "probabilities", lambda self, inputs: read.append(len(inputs)) or real(self, inputs))
     read.clear()
     capfd.readouterr()
     assert predict(own, *files, "--out", "p.csv", "--batch_size", "8") == 0
@@ -295,7 +293,7 @@ def test_what_was_left_out_before_an_interruption_is_counted(own, capfd, monkeyp
         Path(f"bad{number}.png").write_text("no picture")
         bad.append(f"bad{number}.png")
     arguments = (bad[0], *good[:3], bad[1], *good[3:], bad[2], "--skip_bad", "--batch_size", "2", "--out", "p.csv")
-    real, read = Trained.probabilities, []
+    real, read = Run.probabilities, []
 
     def stops(self, inputs):
         read.append(len(inputs))
@@ -304,7 +302,7 @@ def test_what_was_left_out_before_an_interruption_is_counted(own, capfd, monkeyp
         return real(self, inputs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trained, "probabilities", stops)
+        patch.setattr(Run, "probabilities", stops)
         with pytest.raises(KeyboardInterrupt):
             predict(own, *arguments)
     capfd.readouterr()
@@ -363,7 +361,7 @@ def test_paths_that_no_file_can_have(own, capfd):
         assert error.startswith("torchcaps: there is no file ")
         assert len(error) < 500
     with pytest.raises(ValueError, match="nobody-of-this-name"):
-        Trained.load("~nobody-of-this-name/x")
+        Run.find("~nobody-of-this-name/x")
 
 
 def test_weights_that_are_nan_are_one_line(own, capfd):
@@ -431,11 +429,11 @@ def test_another_network_by_its_name(own, name, shape, loss, capfd):
     size = ["--data.size", "17"] if name == "pooling_cnn" else []
     arguments = ["--data.folder", str(own / "pictures"), "--data.num_workers", "0", *size]
     assert call("train", "own/images", "--model", name, "--smoke", *arguments) == 0
-    trained = Trained.load("runs/own/images/smoke_0/checkpoints/best.ckpt")
-    assert trained.data.shape == shape
+    trained = Run.find("runs/own/images/smoke_0/checkpoints/best.ckpt")
+    assert trained.data().shape == shape
     assert trained.values["model"]["loss"]["class_path"].endswith(loss)
     assert trained.scores(torch.rand(2, *shape)).shape == (2, 3)
-    assert getattr(trained.network, "decoder", None) is None  # nothing would train it
+    assert getattr(trained.network(), "decoder", None) is None  # nothing would train it
 
 
 def test_a_run_knows_its_data_and_its_network(own, capfd):
@@ -474,10 +472,10 @@ def test_a_network_of_transformers(own, capfd, tmp_path):
         more = ["--ckpt_path", last, "--trainer.max_epochs", epochs]
         assert call("train", "own/images", "--smoke", *more) == 0
         last = max(Path("runs").rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-        assert Trained.load(last).values["model"]["network"]["init_args"]["pretrained"] is True
+        assert Run.find(last).values["model"]["network"]["init_args"]["pretrained"] is True
         last = str(last)
-    trained = Trained.load(best)
-    assert trained.data.shape == (3, 16, 16)
+    trained = Run.find(best)
+    assert trained.data().shape == (3, 16, 16)
     assert trained.scores(torch.rand(4, 3, 16, 16)).shape == (4, 3)
     assert trained.values["model"]["loss"]["class_path"] == "torch.nn.CrossEntropyLoss"
     assert predict(own, str(own / "new" / "one"), "--ckpt_path", best, "--out", "p.csv") == 0
@@ -494,7 +492,7 @@ def test_two_learning_rates_and_a_size(own, tmp_path):
     assert features["lr"] == pytest.approx(head["lr"] / 5)
     names = [name for name in last["state_dict"] if name.startswith("network.classifier")]
     assert 0 < len(head["params"]) <= len(names)
-    assert Trained.load("runs/own/images/smoke_0/checkpoints/best.ckpt").data.shape == (3, 64, 64)
+    assert Run.find("runs/own/images/smoke_0/checkpoints/best.ckpt").data().shape == (3, 64, 64)
 
 
 def test_a_network_of_texts_takes_no_pictures(own, capfd):
@@ -527,8 +525,8 @@ def test_16_bits_groups_and_a_table_from_training_to_predictions(tmp_path, capfd
     folder = ["--data.folder", str(tmp_path / "scans")]
     assert call("train", "own/images", *folder, *options, *SMALL, "--trainer.max_epochs", "1") == 0
     assert "12 groups: 8 in training, 2 in validation, 2 in test" in capfd.readouterr().err
-    trained = Trained.load(tmp_path / "runs" / "own" / "images" / "version_0" / "checkpoints" / "last.ckpt")
-    assert (trained.data.window, trained.data.shape) == ((700, 1000), (1, 16, 16))
+    trained = Run.find(tmp_path / "runs" / "own" / "images" / "version_0" / "checkpoints" / "last.ckpt")
+    assert (trained.data().window, trained.data().shape) == ((700, 1000), (1, 16, 16))
     assert call("test", "own/images", "--runs", str(tmp_path / "runs")) == 0
     assert "is not that of" not in capfd.readouterr().err
     other = ["--data.split", "null", "--data.window", "0", "1000"]

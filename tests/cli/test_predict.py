@@ -10,7 +10,6 @@ from filelock import FileLock
 from PIL import Image
 
 from torchcaps.cli import parser
-from torchcaps.cli.errors import BadInput
 from torchcaps.cli.predict import STANDARD_INPUT, Sample, _digest, _pictures, _samples, _Table, _texts
 from torchcaps.data import DataError, TextTable
 from torchcaps.utils.files import CSVLines
@@ -36,7 +35,7 @@ def test_a_table_names_pictures_as_that_of_a_training(tmp_path):
     for name in ("d", "more"):
         table.write_text(f"id\n{name}\n")
         with pytest.raises(
-            BadInput, match=f"there is no file {tmp_path / name}: names in a table are looked for in its folder"
+            ValueError, match=f"there is no file {tmp_path / name}: names in a table are looked for in its folder"
         ):
             list(_pictures(str(table), "id"))
 
@@ -78,11 +77,11 @@ def test_names_of_columns():
     options = parser().parse_args(["predict", "own/texts", "a", "--columns", "[label, text]"])
     assert options.columns == ["label", "text"]
     for wrong in ("text", "[]", "[1, text]", "[label", ""):
-        with pytest.raises(BadInput, match=r'expected names of columns such as "\[label, text\]", got'):
+        with pytest.raises(ValueError, match=r'expected names of columns such as "\[label, text\]", got'):
             parser().parse_args(["predict", "own/texts", "a", "--columns", wrong])
     options = SimpleNamespace(columns=["text"], column=None, paths=[STANDARD_INPUT])
-    with pytest.raises(BadInput, match="--columns is for tables, and - has a text in each line: give the path of"):
-        list(_samples(options, SimpleNamespace(data=TextTable())))
+    with pytest.raises(ValueError, match="--columns is for tables, and - has a text in each line: give the path of"):
+        list(_samples(options, SimpleNamespace(data=TextTable)))
 
 
 def test_lines_in_another_encoding(tmp_path, monkeypatch):
@@ -100,8 +99,8 @@ def a_table(folder, names, monkeypatch):
     for name in ("config.json", "model.safetensors"):
         Path(name).write_text(name)
     options = SimpleNamespace(out=Path("p.csv"), skip_bad=False, batch_size=2)
-    trained = SimpleNamespace(data=None, names=["a"])
-    return _Table(options, trained, Path(), [Sample(name, name) for name in names], 1, 1)
+    trained = SimpleNamespace(data=lambda: None, names=["a"], path=Path())
+    return _Table(options, trained, [Sample(name, name) for name in names], 1, 1)
 
 
 def test_what_is_written_beside_a_network_is_no_part_of_it(tmp_path, monkeypatch):
@@ -130,7 +129,7 @@ def test_an_empty_line_ends_what_is_kept_of_an_interrupted_part(tmp_path, monkey
 
 def test_a_part_is_written_by_one_process(tmp_path, monkeypatch):
     table = a_table(tmp_path, ["a"], monkeypatch)
-    with FileLock(".p.csv.1-of-1.lock"), pytest.raises(BadInput, match=r"^another process is writing this part of p"):
+    with FileLock(".p.csv.1-of-1.lock"), pytest.raises(ValueError, match=r"^another process is writing this part of p"):
         table.write(None)
 
 

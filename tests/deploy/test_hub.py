@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import create_autospec
 
 import huggingface_hub
@@ -11,17 +13,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from torchcaps.deploy import Trained, from_pretrained, push_to_hub, save_pretrained
+from torchcaps.deploy import from_pretrained, push_to_hub, save_pretrained
+from torchcaps.runs import Run
 
 IMAGES = torch.rand(3, 1, 8, 8)
 FILES = ["README.md", "config.json", "model.safetensors"]
 
 
 @pytest.fixture(scope="module")
-def trained(run) -> Trained:
-    loaded = Trained.load(str(run))
+def trained(run) -> Run:
     about = {"recipe": "quickstart", "command": "torchcaps train quickstart --trainer.max_epochs 1"}
-    return Trained(loaded.network, loaded.data, loaded.values, 1.5, {**about, "metrics": {"test/accuracy": 0.25}})
+    return with_facts(Run.find(run), 1.5, {**about, "metrics": {"test/accuracy": 0.25}})
+
+
+def with_facts(run: Run, temperature: float | None, facts: dict[str, Any]) -> Run:
+    return replace(run, checkpoint=replace(run.checkpoint, temperature=temperature, facts=facts))
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +41,13 @@ def folder(saved, tmp_path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "folder"))
 
 
-def assert_same(loaded: Trained, expected: Trained) -> None:
+def assert_same(loaded: Run, expected: Run) -> None:
     torch.testing.assert_close(loaded.probabilities(IMAGES), expected.probabilities(IMAGES), rtol=0, atol=0)
-    assert not loaded.network.training
+    assert not loaded.network().training
     assert loaded.names == expected.names
     assert loaded.values == expected.values
     assert loaded.temperature == expected.temperature
-    assert type(loaded.data) is type(expected.data)
+    assert type(loaded.data()) is type(expected.data())
 
 
 def refused(said: str, *arguments, **options) -> str:
@@ -57,10 +63,10 @@ def refused(said: str, *arguments, **options) -> str:
 def test_a_folder_gives_the_same_network(run, trained, saved, tmp_path):
     assert sorted(path.name for path in saved.iterdir()) == FILES
     assert_same(from_pretrained(saved), trained)
-    assert_same(Trained.load(str(saved)), trained)
-    assert from_pretrained(saved).about["metrics"] == {"test/accuracy": 0.25}
+    assert_same(Run.find(saved), trained)
+    assert from_pretrained(saved).facts["metrics"] == {"test/accuracy": 0.25}
     save_pretrained(str(run), tmp_path / "new" / "folder")  # a checkpoint by its path
-    assert_same(from_pretrained(tmp_path / "new" / "folder"), Trained.load(str(run)))
+    assert_same(from_pretrained(tmp_path / "new" / "folder"), Run.find(run))
 
 
 def test_a_folder_is_saved_again(saved, trained, folder):
@@ -81,11 +87,11 @@ def test_the_card(saved, trained, tmp_path):
     assert f"from_pretrained({str(saved)!r})" in body
     assert "    torchcaps train quickstart --trainer.max_epochs 1\n" in body
     assert "| metrics test/accuracy | 0.2500 |" in body
-    assert f"{sum(p.numel() for p in trained.network.parameters()):,} parameters" in body
+    assert f"{sum(p.numel() for p in trained.network().parameters()):,} parameters" in body
     assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in body
     assert "| temperature of the softmax | 1.5 |" in body
     about = {"recipe": "a\n\n# b | c", "metrics": {"x\n---\ny": 1}}  # text from elsewhere stays in its cell
-    save_pretrained(Trained(trained.network, trained.data, trained.values, None, about), tmp_path, license="mit")
+    save_pretrained(with_facts(trained, None, about), tmp_path, license="mit")
     body = (tmp_path / "README.md").read_text()
     assert "license: mit\n" in body
     assert "    torchcaps train a # b \\| c\n" in body
@@ -102,7 +108,7 @@ def test_a_temperature_can_be_fitted_on_scores(folder):
 
 def test_scores_that_are_nan_are_no_probabilities(folder):
     trained = from_pretrained(folder)
-    trained.network.conv.weight.data.fill_(torch.nan)
+    trained.network().conv.weight.data.fill_(torch.nan)
     with pytest.raises(ValueError, match="gives scores that are NaN or infinite: its weights or its inputs"):
         trained.probabilities(IMAGES)
 
@@ -153,11 +159,13 @@ def test_a_round_trip_over_the_hub(hub, trained, tmp_path):
 
 def test_revisions(hub, trained, saved):
     push_to_hub(trained, "somebody/digits")
-    push_to_hub(Trained(trained.network, trained.data, trained.values, 3.0, {}), "somebody/digits", revision="warm")
+    push_to_hub(with_facts(trained, 3.0, {}), "somebody/digits", revision="warm")
     hub.api.create_branch.assert_called_once_with("somebody/digits", branch="warm", exist_ok=True)
     assert from_pretrained("somebody/digits").temperature == 1.5
     assert from_pretrained("somebody/digits", revision="warm").temperature == 3.0
-    assert "(LookupError: no such repository)" in refused("there is no folder", "somebody/digits", revision="none")
+    assert "(LookupError: no such repository)" in refused(
+        "the repository somebody/digits", "somebody/digits", revision="none"
+    )
     refused("is a folder, which has no revisions", saved, revision="main")
 
 
@@ -165,7 +173,7 @@ def test_a_hub_that_does_not_answer(trained, tmp_path, monkeypatch):
     """By its true client."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    refused("there is no folder some/body, and the repository cannot be read", "some/body", cache_dir=tmp_path)
+    refused("the repository some/body cannot be read", "some/body", cache_dir=tmp_path)
     for name in ("some/body", "not a name"):
         with pytest.raises(ValueError, match=f"cannot upload to {name}") as error:
             push_to_hub(trained, name, token="mine")
@@ -193,7 +201,7 @@ def named(path: str):
     [
         (named("os.system"), "os.system is no class of"),
         (named("mine.Network"), "mine.Network is no class of"),
-        (lambda config: config["values"].pop("data"), "its network or its data cannot be built"),
+        (lambda config: config["values"].pop("data"), "does not hold the values of a recipe"),
         (lambda config: config.pop("values"), "does not hold the values of a recipe"),
         *(
             (lambda config, value=value: config.update(temperature=value), "temperature must be a number from 0.001 to")
@@ -225,7 +233,7 @@ def test_code_of_ones_own_runs_only_where_it_is_allowed(folder, tmp_path, monkey
     edit(folder, named("mine.Network"))
     refused("mine.Network is no class of", folder)
     assert not (tmp_path / "ran").exists()
-    assert type(from_pretrained(folder, allow_code=True).network).__name__ == "Network"
+    assert type(from_pretrained(folder, allow_code=True).network()).__name__ == "Network"
     assert (tmp_path / "ran").exists()
 
 
@@ -280,9 +288,9 @@ def test_what_is_no_folder_and_no_repository(name):
 
 def test_a_file_in_the_way(trained, tmp_path):
     (tmp_path / "file").write_text("")
-    refused("is a file: expected a folder that `save_pretrained` wrote; `Trained.load` reads", tmp_path / "file")
+    refused("is a file: expected a folder that `save_pretrained` wrote; `Run.find` reads", tmp_path / "file")
     with pytest.raises(ValueError, match="is a file: give the path of a folder"):
         save_pretrained(trained, tmp_path / "file")
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError, match="there is no checkpoint"):
         save_pretrained(str(tmp_path / "missing.ckpt"), tmp_path / "new")
     assert not (tmp_path / "new").exists()

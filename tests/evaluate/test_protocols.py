@@ -36,6 +36,7 @@ from torchcaps.evaluate.runs import subject_of
 from torchcaps.explain.controls import uniform_coefficients
 from torchcaps.recipes import load_recipe
 from torchcaps.training.build import Training
+from torchcaps.training.values import Values
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -145,7 +146,7 @@ def test_angles_are_means_over_all_pairs_where_only_some_were_tested() -> None:
 
 def test_images_of_a_run_are_in_random_order() -> None:
     """A protocol may take the first ones only, and the files of a data set may be in the order of the classes."""
-    training = Training(load_recipe("quickstart"), [])
+    training = Training(Values.of(load_recipe("quickstart")))
     subject = subject_of(training, 100, 0, lambda line: None, lambda count: training.model.network)
     stored = training.datamodule.test_set.images.float() / 255
     places = [int((stored == image).flatten(1).all(1).nonzero()[0]) for image in subject.images]

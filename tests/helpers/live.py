@@ -21,18 +21,18 @@ TITLE = "pictures in <img src=x onerror=pwned=1> *${Object.assign(window,{pwned:
 def trained(kind: str, place: str) -> Any:
     """Return a small network: "digits" with MNIST in the folder `place`, "texts" with an encoder there, or "names" of
     digits whose classes and data have names that look like code."""
+    from runs import run_of
+
     from torchcaps.data import MNIST, Digits, TextTable
-    from torchcaps.deploy import Trained
     from torchcaps.models import create_model
 
     if kind == "digits":
-        return Trained(create_model("capsnet_small", pretrained="mnist").eval(), MNIST(place, check_hashes=False), {})
+        return run_of(create_model("capsnet_small", pretrained="mnist"), MNIST(place, check_hashes=False))
     if kind == "names":
         data = type("Named", (Digits,), {"names": NAMES, "title": TITLE})()
-        values = {"model": {"network": {"class_path": "torchcaps.models.capsnet_digits"}}}
-        return Trained(create_model("capsnet_digits", pretrained="digits").eval(), data, values)
-    network = create_model("heinsen_sst", classes=2, layers=7, width=384, parts=4, features=8).eval()
-    return Trained(network, TextTable(encoder=place, class_names=["bad {{#each}}", "good"]), {})
+        return run_of(create_model("capsnet_digits", pretrained="digits"), data)
+    network = create_model("heinsen_sst", classes=2, layers=7, width=384, parts=4, features=8)
+    return run_of(network, TextTable(encoder=place, class_names=["bad {{#each}}", "good"]))
 
 
 def main(kind: str, place: str) -> None:

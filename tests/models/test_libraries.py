@@ -14,7 +14,7 @@ from torch import nn
 from vision import SIZE, WIDTHS, make_vision_model
 
 from torchcaps import add_capsules
-from torchcaps.deploy import Trained
+from torchcaps.runs import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, and of Lightning and the exporter under these
 
@@ -103,7 +103,7 @@ def test_a_step_by_the_command_line_and_an_export(name, tmp_path, monkeypatch):
     arguments = ["--model", name, "--model.network.pretrained", "false", "--data.folder", "pictures"]
     assert call("train", "own/images", "--smoke", *arguments, "--data.num_workers", "0") == 0
     best = "runs/own/images/smoke_0/checkpoints/best.ckpt"
-    trained = Trained.load(best)
+    trained = Run.find(best)
     assert trained.scores(torch.rand(1, *trained.data.shape)).isfinite().all()
     kind, end = ("torch", "pt2") if name in NO_ONNX else ("onnx", "onnx")
     assert call("export", "own/images", "--ckpt_path", best, "--to", kind, "--out", f"network.{end}") == 0

@@ -11,8 +11,8 @@ import torch
 from commands import call, error_of
 from encoders import make_encoder
 
-from torchcaps.deploy import Trained
 from torchcaps.deploy.predict import predict_texts
+from torchcaps.runs import Run
 
 RECIPE = ["train", "own/texts", "--data.text=body", "--data.label=stars"]
 
@@ -34,7 +34,7 @@ def test_a_table_is_trained_on(bert, monkeypatch, capfd):
     call_it = [*RECIPE, "--data.file=reviews.csv", f"--data.encoder={bert}", "--trainer.max_epochs=2"]
     assert call(*call_it) == 0
     (best,) = Path("runs").rglob("best.ckpt")
-    trained = Trained.load(best)
+    trained = Run.find(best)
     assert trained.names == ["1", "5"]
     network = trained.values["model"]["network"]["init_args"]
     assert (network["classes"], network["layers"], network["width"]) == (2, 3, 8)

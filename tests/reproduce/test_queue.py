@@ -186,7 +186,7 @@ def test_again_trains_rows_whose_results_come_with_the_package(tmp_path, monkeyp
 def test_compiled_runs_have_the_same_keys():
     plain, compiled = plan([ROW])[0], plan([ROW], compiled=True)[0]
     assert compiled.keys == plain.keys
-    assert compiled.arguments == [*plain.arguments, "--model.compile=true"]
+    assert compiled.changes == {**plain.changes, "model.compile": True}
 
 
 def test_the_parts_of_a_run(tmp_path):

@@ -21,6 +21,8 @@ from commands import call, error_of
 from torchcaps.data import DataError, LabeledData
 from torchcaps.recipes import load_recipe
 from torchcaps.training.build import Training
+from torchcaps.training.overrides import overrides_of
+from torchcaps.training.values import Values
 from torchcaps.utils.signals import StopSignals
 
 pytest.importorskip("optuna")
@@ -114,7 +116,7 @@ def test_the_best_recipe_trains_as_the_best_trial_did(searched, monkeypatch):
     monkeypatch.chdir(searched)
     row = max(table(), key=lambda row: float(row["val/accuracy"]))
     then = yaml.safe_load((Path(row["folder"]) / "version_0" / "config.yaml").read_text())
-    training = Training(load_recipe(str(FOLDER / "best.yaml")), [])
+    training = Training(Values.of(load_recipe(str(FOLDER / "best.yaml"))))
     for part in ("seed_everything", "model", "data"):
         assert training.values[part] == then[part]
     training.trainer.fit(training.model, training.datamodule)
@@ -305,9 +307,9 @@ def test_encoded_images_of_ones_own_have_one_split(monkeypatch):
     split.parent.mkdir(parents=True)
     split.touch()
     seen = []
-    monkeypatch.setattr("torchcaps.search.plan.Training", lambda recipe, overrides, **_: seen.append(overrides))
+    monkeypatch.setattr("torchcaps.search.plan.Training", lambda values: seen.append(values.overrides))
     plan.training({})
-    assert seen == [[f"--data.images.split={split}"]]
+    assert [x.tokens for x in seen[0]] == [(f"--data.images.split={split}",)]
 
 
 def test_the_best_recipe_of_a_linked_folder_extends_what_was_searched():
@@ -319,7 +321,7 @@ def test_the_best_recipe_of_a_linked_folder_extends_what_was_searched():
 
 
 def test_a_trial_that_never_validates_has_failed():
-    (trial,) = run(a_plan(trials=1, overrides=("--trainer.check_val_every_n_epoch=3",))).trials
+    (trial,) = run(a_plan(trials=1, overrides=tuple(overrides_of({"trainer.check_val_every_n_epoch": 3})))).trials
     assert trial.state.name == "FAIL"
     assert trial.user_attrs["error"].startswith("the training ended before its first validation: train longer")
 
@@ -384,7 +386,7 @@ def test_the_best_recipe_has_the_overrides_too():
     best = FOLDER / "best.yaml"
     assert best.read_text().splitlines()[1] == "extends: ../../../mine.yaml"
     (config,) = FOLDER.glob("trial_0/version_0/config.yaml")
-    then, now = yaml.safe_load(config.read_text()), Training(load_recipe(str(best)), []).values
+    then, now = yaml.safe_load(config.read_text()), Training(Values.of(load_recipe(str(best)))).values
     for part in ("model", "data"):
         assert now[part] == then[part]
     assert now["trainer"]["callbacks"] == then["trainer"]["callbacks"]

@@ -18,12 +18,14 @@ import torch
 from commands import call as run_command
 from interruptions import Killed
 
-from torchcaps.cli.checkpoints import locate
 from torchcaps.cli.train import _resume_command
+from torchcaps.recipes import Recipe
+from torchcaps.runs import Run
+from torchcaps.runs.checkpoint import Checkpoint, damage
+from torchcaps.runs.places import newest_first
 from torchcaps.training.build import _loggers
-from torchcaps.training.checkpoint_files import keep_split
-from torchcaps.training.checkpoints import LastCheckpoints, WholeCheckpointIO, _keeps_state, damage, newest_first
-from torchcaps.training.report import curves_of
+from torchcaps.training.checkpoints import AtomicCheckpointIO, LastCheckpoints, _keeps_state
+from torchcaps.training.curves import curves_of
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 TINY = [*QUIET, "--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
@@ -151,7 +153,7 @@ def test_a_resumed_run_keeps_the_best_checkpoint_so_far(capfd):
     assert call("train", "--trainer.max_epochs=1", *best) == 0
     (kept,) = FOLDER.glob("epoch=*.ckpt")
     last = FOLDER / "last.ckpt"
-    assert "epoch=0" in str(locate(Namespace(recipe=str(FOLDER.parent), small=False), None))  # what commands take
+    assert "epoch=0" in str(Run.find(FOLDER.parent).path)  # what commands take
     content, score = torch.load(last, weights_only=True), torch.tensor(-1.0)
     (state,) = (state for state in content["callbacks"].values() if "best_k_models" in state)
     state.update(best_model_score=score, kth_value=score, best_k_models={state["best_model_path"]: score})
@@ -162,10 +164,11 @@ def test_a_resumed_run_keeps_the_best_checkpoint_so_far(capfd):
     assert f"{copied}, after epoch 1" in capfd.readouterr().out
     state.update(best_model_path="")  # as of a run that was stopped within its first epoch
     torch.save(content, last)
-    assert locate(Namespace(recipe=str(FOLDER.parent), small=False), None) == last
-    given = Namespace(recipe=str(FOLDER.parent), small=False, smoke=False, allow_code=False, model=None, runs="runs")
-    assert "+=" not in _resume_command(given, best, FOLDER.parent)  # the run has it
-    assert "+=" in _resume_command(Namespace(**vars(given), ckpt_path="a.ckpt"), best, Path("without"))
+    assert Run.find(FOLDER.parent).path == last
+    flags = dict.fromkeys(("small", "smoke", "allow_code", "model"), False)
+    given = Namespace(recipe=str(FOLDER.parent), runs="runs", tokens=best, ckpt_path="a.ckpt", **flags)
+    assert "+=" not in _resume_command(given, FOLDER.parent)  # the run has it
+    assert "+=" in _resume_command(given, Path("without"))
     assert torch.load(copied, weights_only=True)["epoch"] == 0
     assert kept.is_file()
 
@@ -184,7 +187,7 @@ def test_a_run_from_before_an_argument_existed(checkpoints, capfd):
     content = torch.load(checkpoints / "last.ckpt", weights_only=True)
     values = json.loads(content["recipe"])
     del values["model"]["top_k"], values["data"]["init_args"]["jitter"]
-    WholeCheckpointIO().save_checkpoint({**content, "recipe": json.dumps(values)}, checkpoints / "last.ckpt")
+    AtomicCheckpointIO().save_checkpoint({**content, "recipe": json.dumps(values)}, checkpoints / "last.ckpt")
     assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=2") == 0
     assert capfd.readouterr().err == ""
     assert call("train", "--ckpt_path", "last", "--model.top_k=2") == 2
@@ -205,8 +208,8 @@ def test_a_checkpoint_from_elsewhere_deletes_nothing(checkpoints, tmp_path):
         name = "ModelCheckpoint{'monitor': 'train/loss', 'mode': 'min', 'every_n_train_steps': 0, 'every_n_epochs': 1, "
         content["callbacks"][name + "'train_time_interval': None}"] = {"best_model_path": path, **worst}
         forged = checkpoints / "forged.ckpt"
-        WholeCheckpointIO().save_checkpoint(content, forged)
-        states = WholeCheckpointIO().load_checkpoint(forged)["callbacks"].values()
+        AtomicCheckpointIO().save_checkpoint(content, forged)
+        states = AtomicCheckpointIO().load_checkpoint(forged)["callbacks"].values()
         (state,) = [state for state in states if "best_k_models" in state]
         assert (state["best_k_models"], state["best_model_path"], state["kth_best_model_path"]) == ({}, "", "")
     best = "{class_path: ModelCheckpoint, init_args: {monitor: train/loss, filename: best}}"
@@ -215,8 +218,8 @@ def test_a_checkpoint_from_elsewhere_deletes_nothing(checkpoints, tmp_path):
     assert (beside / "a.ckpt").exists()
     own = torch.load(checkpoints / "last.ckpt", weights_only=True)
     kept = {"best_model_path": str(checkpoints / "previous.ckpt"), "best_k_models": {}}
-    WholeCheckpointIO().save_checkpoint({**own, "callbacks": {"ModelCheckpoint": dict(kept)}}, forged)
-    assert WholeCheckpointIO().load_checkpoint(forged)["callbacks"]["ModelCheckpoint"] == kept
+    AtomicCheckpointIO().save_checkpoint({**own, "callbacks": {"ModelCheckpoint": dict(kept)}}, forged)
+    assert AtomicCheckpointIO().load_checkpoint(forged)["callbacks"]["ModelCheckpoint"] == kept
 
 
 def test_a_compressed_checkpoint_is_not_unpacked(tmp_path):
@@ -302,7 +305,7 @@ def test_the_newest_of_several_runs_comes_first(tmp_path):
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     """torch may raise an error of its own after that of the disk."""
     path = tmp_path / "last.ckpt"
-    WholeCheckpointIO().save_checkpoint({"step": 1}, path)
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
 
     def full(checkpoint, file):
         file.write(b"PK")
@@ -313,7 +316,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match=f"^cannot write {path}: No space left on device$"):
-        WholeCheckpointIO().save_checkpoint({"step": 2}, path)
+        AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
     assert torch.load(path) == {"step": 1}
 
@@ -368,13 +371,13 @@ def test_metrics_that_cannot_be_written(tmp_path):
 )
 def test_when_checkpoints_are_saved(epochs, batches, options, seconds, steps, monkeypatch):
     saved = []
-    save = WholeCheckpointIO.save_checkpoint
+    save = AtomicCheckpointIO.save_checkpoint
 
     def noting(self, checkpoint, path, storage_options=None):
         saved.append(checkpoint["global_step"])
         save(self, checkpoint, path)
 
-    monkeypatch.setattr(WholeCheckpointIO, "save_checkpoint", noting)
+    monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", noting)
     monkeypatch.setattr(LastCheckpoints, "SECONDS", seconds)
     length = [f"--trainer.max_epochs={epochs}", f"--trainer.limit_train_batches={batches}"]
     assert call("train", *length, *options) == 0
@@ -385,14 +388,17 @@ def test_when_checkpoints_are_saved(epochs, batches, options, seconds, steps, mo
 def test_images_that_an_encoder_encodes_keep_their_split(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = {"init_args": {"images": {"init_args": {"split": None, "test_share": 0.1}}}}
-    keep_split(data, Path("best.ckpt"))
-    assert data["init_args"]["images"]["init_args"]["split"] == str(tmp_path / "best.ckpt")
+    kept = with_split(data)
+    assert kept["init_args"]["images"]["init_args"]["split"] == str(tmp_path / "best.ckpt")
 
 
 def test_a_split_of_another_kind_is_left_alone():
-    data = {"init_args": {"split": "letters"}}
-    keep_split(data, Path("best.ckpt"))
-    assert data == {"init_args": {"split": "letters"}}
+    assert with_split({"init_args": {"split": "letters"}}) == {"init_args": {"split": "letters"}}
+
+
+def with_split(data):
+    checkpoint = Checkpoint(Path("best.ckpt"), {"model": {}, "data": data}, {}, {})
+    return Run(checkpoint, Recipe("mine", (), {}))._with_split()["data"]
 
 
 def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):

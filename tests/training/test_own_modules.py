@@ -17,6 +17,8 @@ from torchcaps.models import create_model, registry
 from torchcaps.recipes import Recipe, load_recipe
 from torchcaps.training import Report
 from torchcaps.training.build import Training
+from torchcaps.training.overrides import read_overrides
+from torchcaps.training.values import Values
 
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_test_batches=1"]
 TINY += ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
@@ -107,7 +109,7 @@ def write(path: str, network: object = "network.few_capsules", **model: object) 
 
 
 def build(path: str, *overrides: str) -> Training:
-    return Training(load_recipe(path), list(overrides), allow_code=True)
+    return Training(Values.of(load_recipe(path), read_overrides(list(overrides)), allow_code=True))
 
 
 def test_a_network_beside_a_recipe(capfd):

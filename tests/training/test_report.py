@@ -13,7 +13,8 @@ from torchcaps.data import Digits
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.measures.calibration import best_temperature, calibrated_temperature, calibration_error
 from torchcaps.training import Classifier
-from torchcaps.training.report import Report, _class_rows, accuracies, curves_of
+from torchcaps.training.curves import curves_of
+from torchcaps.training.report import Report, _class_rows, accuracies
 
 
 def test_temperature_of_scores_that_are_too_sure():

@@ -14,10 +14,12 @@ warnings.simplefilter("ignore")
 {first}
 from torchcaps.recipes import load_recipe
 from torchcaps.training.build import Training
+from torchcaps.training.values import Values
 
 recipe = load_recipe("quickstart")
 for value in ("1", "1.0", "0.5", "0", "7"):
-    print(repr(Training(recipe, ["--trainer.limit_test_batches", value]).trainer.limit_test_batches))
+    values = Values.of(recipe, {{"trainer.limit_test_batches": value}})
+    print(repr(Training(values).trainer.limit_test_batches))
 """
 
 

@@ -1,6 +1,6 @@
 """The command line, `torchcaps COMMAND ...`: a module here for each command, with its arguments and what it does.
 
-`checkpoints.py`, `recipe_commands.py`, `errors.py` and `table.py` are what commands share.
+`arguments.py` turns arguments into plain values, `errors.py` knows which errors are one line, `table.py` prints tables.
 
 The modules import what they need, PyTorch included, when the command runs, so that help and completion are quick.
 """
@@ -29,7 +29,8 @@ from torchcaps.cli import (
     test,
     train,
 )
-from torchcaps.cli.errors import BadInput
+from torchcaps.cli.arguments import changes_in
+from torchcaps.cli.errors import is_for_users
 from torchcaps.utils.checks import one_line, whole_number
 from torchcaps.utils.processes import LAUNCHERS, rank, reports
 from torchcaps.utils.quiet import quiet_lightning
@@ -52,12 +53,14 @@ def run() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its status: 0, 2 after a line about bad input, 128 plus the signal that stopped it."""
     try:
-        options, overrides = parser().parse_known_args(arguments)
+        options, tokens = parser().parse_known_args(arguments)
+        options.tokens = tokens
         check_launcher()
         quiet = quiet_lightning() if options.takes_overrides else nullcontext()
         with warnings_in_one_line(), quiet, StopSignals() as options.signals:
-            check_overrides(options, overrides)
-            options.run(options, overrides)
+            check_overrides(options)
+            options.overrides = changes_in(options)
+            options.run(options)
             sys.stdout.flush()
     except BrokenPipeError:  # of `torchcaps ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
@@ -65,15 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnicodeEncodeError as error:
         print(f"torchcaps: {error.object!a} is a name that is not in UTF-8: rename it", file=sys.stderr)
         return 2
-    except (BadInput, ImportError, OSError, FloatingPointError) as error:
-        if reports(error):
-            print(f"torchcaps: {one_line(error)}", file=sys.stderr)
-        return 2
     except Stopped as stop:
         with suppress(OSError):  # the terminal may be gone
             if not rank():
                 print(f"torchcaps: {stop.said}", file=sys.stderr)
         return stop.status
+    except Exception as error:
+        if not is_for_users(error):
+            raise
+        if reports(error):
+            print(f"torchcaps: {one_line(error)}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -100,27 +105,27 @@ def check_launcher() -> None:
     """Check that the variables of launchers are numbers. Where one is not, no import of Lightning succeeds."""
     for name in LAUNCHERS:
         if name in os.environ and whole_number(os.environ[name]) is None:
-            raise BadInput(
+            raise ValueError(
                 f"the environment variable {name} must be a whole number, got {os.environ[name]!r}: unset it; torchrun "
                 "and srun set it themselves"
             )
 
 
-def check_overrides(options: argparse.Namespace, overrides: list[str]) -> None:
+def check_overrides(options: argparse.Namespace) -> None:
     """Check that what is no option of the command is at least the name of a value of a recipe."""
     values = ("seed_everything", "model", "data", "trainer")
-    for given in overrides:
+    for given in options.tokens:
         name = given.partition("=")[0].rstrip("+")
         if options.takes_overrides and (not given.startswith("--") or name[2:].partition(".")[0] in values):
             continue
         close = difflib.get_close_matches(name, options.options, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; see torchcaps {options.command} --help"
-        raise BadInput(f"unknown argument {name}{hint}")
+        raise ValueError(f"unknown argument {name}{hint}")
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message}; see {self.prog} --help")
+        raise ValueError(f"{message}; see {self.prog} --help")
 
 
 def parser() -> argparse.ArgumentParser:

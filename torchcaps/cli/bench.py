@@ -5,7 +5,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from torchcaps.cli.errors import BadInput, positive_int
+from torchcaps.cli.arguments import positive_int
 from torchcaps.cli.table import print_table
 from torchcaps.utils.checks import nearest
 from torchcaps.utils.extras import needs
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for bench.json, which has all numbers")
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Measure every layer in every way, and print a table."""
     import torch
 
@@ -97,12 +97,12 @@ def _choices(options: argparse.Namespace) -> tuple[str, list[str], list[str]]:
     for kind, names, known in (("layer", options.layer, MEASURED), ("way", options.way, WAYS)):
         for name in names or ():
             if name not in known:
-                raise BadInput(f"no {kind} {name!r}{nearest(name, known)}")
+                raise ValueError(f"no {kind} {name!r}{nearest(name, known)}")
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device cuda needs a CUDA device, and PyTorch finds none: use --device cpu")
+        raise ValueError("--device cuda needs a CUDA device, and PyTorch finds none: use --device cpu")
     if device == "cpu" and options.graphs:
-        raise BadInput("--graphs needs a CUDA device, and this is --device cpu: leave it out")
+        raise ValueError("--graphs needs a CUDA device, and this is --device cpu: leave it out")
     missing = {name: reason for name, reason in backends().items() if reason is not None}
     if device == "cpu":
         missing["triton"] = "it runs on CUDA devices only, and this is --device cpu"
@@ -110,11 +110,11 @@ def _choices(options: argparse.Namespace) -> tuple[str, list[str], list[str]]:
         missing["native"] = "it is for the CPU"
     for name in options.way or ():
         if name in missing:
-            raise BadInput(f"--way {name} cannot run here, {missing[name]}: use --way tiled")
+            raise ValueError(f"--way {name} cannot run here, {missing[name]}: use --way tiled")
     more = set(options.children) != {1}
     for name in options.layer or ():
         if more and name in NETWORKS:
-            raise BadInput(f"--children is for layers, and the number of children of {name} is fixed: leave one out")
+            raise ValueError(f"--children is for layers, and the number of children of {name} is fixed: leave one out")
     layers = options.layer or [name for name in MEASURED if not (more and name in NETWORKS)]
     ways = ["baseline", *(options.way or [way for way in WAYS if way not in missing])]  # the ratios need the baseline
     return device, list(dict.fromkeys(layers)), list(dict.fromkeys(ways))

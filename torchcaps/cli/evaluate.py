@@ -6,17 +6,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import build_run, find_run
-from torchcaps.cli.errors import BadInput, bad_data, positive_int
-from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe, build_training
+from torchcaps.cli.arguments import add_checkpoint, add_recipe, find_run, positive_int
 from torchcaps.cli.table import print_table
-from torchcaps.utils.files import folder_of, locked, read_json, take_folder, write_text_whole
+from torchcaps.utils.files import locked, read_json, take_folder, write_text_whole
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from torchcaps.cli.checkpoints import Run
-    from torchcaps.evaluate import Subject
+    from torchcaps.runs import Run
 
 FILE = "evaluate.json"  # in the folder of a run
 
@@ -46,29 +43,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Evaluate each run, write its results, and print and draw all side by side."""
     from torchcaps.evaluate import PROTOCOLS
 
     if not 0 <= options.seed < 2**32:
-        raise BadInput(f"--seed must be from 0 to {2**32 - 1}, got {options.seed}")
+        raise ValueError(f"--seed must be from 0 to {2**32 - 1}, got {options.seed}")
     for name in options.protocols or ():
         if name not in PROTOCOLS:
-            raise BadInput(f"--protocols: there is no {name!r}: choose some of {', '.join(PROTOCOLS)}")
+            raise ValueError(f"--protocols: there is no {name!r}: choose some of {', '.join(PROTOCOLS)}")
     if len(options.recipe) > 1 and options.ckpt_path not in (None, "last", "best"):
-        raise BadInput("--ckpt_path FILE is for one run: give the checkpoints in place of the runs, or last or best")
-    named = {name: argparse.Namespace(**{**vars(options), "recipe": name}) for name in options.recipe}
-    runs = {name: find_run(own, overrides, options.ckpt_path) for name, own in named.items()}  # all, before any work
-    folders = {name: folder_of(found.checkpoint) for name, found in runs.items()}
+        raise ValueError("--ckpt_path FILE is for one run: give the checkpoints in place of the runs, or last or best")
+    runs = {name: find_run(options, name) for name in options.recipe}  # all, before any work
+    folders = {name: run.folder for name, run in runs.items()}
     files: dict[str, Path] = {}
     for name, run in runs.items():
-        beside = [x.checkpoint.resolve() for other, x in runs.items() if folders[other].samefile(folders[name])]
+        beside = [other.path.resolve() for other in runs.values() if other.folder.samefile(run.folder)]
         several = len(set(beside)) > 1
-        files[name] = folders[name] / (f"evaluate-{run.checkpoint.stem}.json" if several else FILE)
+        files[name] = run.folder / (f"evaluate-{run.path.stem}.json" if several else FILE)
         _read(files[name])
     results: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
-        results[name] = _evaluated(named[name], overrides, run, files[name])
+        results[name] = _evaluated(options, name, run, files[name])
         print(f"results: {files[name]}", flush=True)
     pictures = next(iter(folders.values())) if len(folders) == 1 else take_folder(Path(options.runs), "evaluate")
     for protocol in next(iter(results.values())):
@@ -82,29 +78,25 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
             print(f"figure: {write(figure, pictures / 'evaluate' / f'{protocol}.png')}")
 
 
-def _evaluated(options: argparse.Namespace, overrides: list[str], found: "Run", path: Path) -> dict[str, Any]:
+def _evaluated(options: argparse.Namespace, name: str, run: "Run", path: Path) -> dict[str, Any]:
     """Return the results of a run by protocol, with what they were measured with. Each is written at once."""
     from torchcaps.evaluate import evaluate
     from torchcaps.evaluate.protocols import WITHOUT_TRAINING
-    from torchcaps.evaluate.runs import subject_of
-
-    training = build_run(options, overrides, found, "network.")
+    from torchcaps.evaluate.runs import subject_of, trained_on_few
+    from torchcaps.training.build import Training
 
     def progress(line: str) -> None:
-        print(f"{options.recipe}: {line}", file=sys.stderr, flush=True)
+        print(f"{name}: {line}", file=sys.stderr, flush=True)
 
     def trained(count: int) -> "nn.Module":
-        from torchcaps.evaluate.runs import trained_on_few
+        return trained_on_few(Training(run.fresh_values(options.overrides)), count, options.seed)
 
-        return trained_on_few(build_training(options, overrides, found.recipe), count, options.seed)
-
-    with bad_data():
-        subject: Subject = subject_of(training, options.images, options.seed, progress, trained)
-        about = {"seed": options.seed, "checkpoint": str(found.checkpoint), "overrides": overrides}
-        results = {}
-        for name in options.protocols or WITHOUT_TRAINING:
-            results[name] = {**evaluate(subject, [name])[name], **about}
-            _merge(path, results)
+    subject = subject_of(run.training(options.overrides), options.images, options.seed, progress, trained)
+    about = {"seed": options.seed, "checkpoint": str(run.path), "overrides": options.tokens}
+    results = {}
+    for protocol in options.protocols or WITHOUT_TRAINING:
+        results[protocol] = {**evaluate(subject, [protocol])[protocol], **about}
+        _merge(path, results)
     return results
 
 
@@ -119,7 +111,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return read_json(path, dict) if path.exists() else {}
     except ValueError as error:
-        raise BadInput(f"{error}: move the file away") from None
+        raise ValueError(f"{error}: move the file away") from None
 
 
 def _print(protocol: str, results: dict[str, dict[str, Any]]) -> None:

@@ -9,15 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import A_RUN, Run, build_run, find_run, load_weights, read_or_refuse
-from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe
-from torchcaps.utils.files import folder_of
+from torchcaps.cli.arguments import add_checkpoint, add_recipe
 
 if TYPE_CHECKING:
     from torch import nn
 
     from torchcaps.explain.page import Samples
+    from torchcaps.runs import Run
     from torchcaps.training.build import Training
 
 SAMPLES = 1000
@@ -58,42 +56,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Write the page and the figures that there are for the network and the data, and print their paths."""
     from torchcaps.explain.page import write_page
 
     if options.samples < 2:
-        raise BadInput(f"--samples must be at least 2, got {options.samples}")
-    runs = [find_run(options, overrides, given) for given in options.ckpt_path or [None]]
-    training = build_run(options, overrides, runs[-1], "network.")
+        raise ValueError(f"--samples must be at least 2, got {options.samples}")
+    runs = [_find(options, given) for given in options.ckpt_path or [None]]
+    training = runs[-1].training(options.overrides)
     for other in runs[:-1]:
-        load_weights(training, other)  # to see that they fit: the report loads each again
+        other.load_weights_into(training.model.network)  # to see that they fit: the report loads each again
     checkpoints = _checkpoints(runs)
-    folder = Path(options.figures) if options.figures else folder_of(checkpoints[-1][1]) / "figures"
-    with bad_data():
-        samples = _samples(options, training)
-        report = _report(options, training, samples, checkpoints)
-        for path in _figures(options, training, samples, checkpoints, folder):
-            what = next((text for name, text in FIGURES.items() if path.name.startswith(name)), path.stem)
-            report["figures"].append((path.name, what))
-            print(f"figure: {path}")
-        page = write_page(report, folder / "index.html")
+    folder = Path(options.figures) if options.figures else checkpoints[-1][1].folder / "figures"
+    samples = _samples(options, training)
+    report = _report(options, training, samples, checkpoints)
+    for path in _figures(options, training, samples, checkpoints, folder):
+        what = next((text for name, text in FIGURES.items() if path.name.startswith(name)), path.stem)
+        report["figures"].append((path.name, what))
+        print(f"figure: {path}")
+    page = write_page(report, folder / "index.html")
     print(f"page: {page}")
 
 
-def _checkpoints(runs: list[Run]) -> list[tuple[str, Path]]:
-    """Return labels and paths of the checkpoints in the order of the training, CHECKPOINTS at most; the same step of a
-    run comes once."""
+def _find(options: argparse.Namespace, which: str | None) -> "Run":
+    from torchcaps.runs import Run
+
+    return Run.find(options.recipe, which, options.small, options.runs, options.allow_code)
+
+
+def _checkpoints(runs: "list[Run]") -> "list[tuple[str, Run]]":
+    """Return labels of the checkpoints, and the checkpoints as runs, in the order of the training, CHECKPOINTS at most;
+    the same step of a run comes once."""
     from torchcaps.data.order import evenly_chosen
 
-    found: dict[tuple[int, Path], tuple[int, Path]] = {}
+    if runs[0].path.is_dir():  # of save_pretrained
+        return [("the network", runs[0])]
+    places: dict[tuple[int, Path], Run] = {}
     for run in runs:
-        place = run.content["global_step"], run.checkpoint.parent
-        found.setdefault(place, (run.content["epoch"] + 1, run.checkpoint))
-    by_epoch = len({epoch for epoch, _ in found.values()}) == len(found)
+        places.setdefault((run.checkpoint.step, run.path.parent), run)
+    by_epoch = len({run.checkpoint.epoch for run in places.values()}) == len(places)
     labeled = [
-        (f"after epoch {epoch}" if by_epoch else f"after step {step:,}", path)
-        for (step, _), (epoch, path) in sorted(found.items())
+        (f"after epoch {run.checkpoint.epoch + 1}" if by_epoch else f"after step {step:,}", run)
+        for (step, _), run in sorted(places.items(), key=lambda item: item[0])
     ]
     if len(labeled) > CHECKPOINTS:
         print(f"torchcaps: {CHECKPOINTS} of {len(labeled)} checkpoints, evenly spaced, are shown", file=sys.stderr)
@@ -107,44 +111,41 @@ def _samples(options: argparse.Namespace, training: "Training") -> "Samples":
     data = training.datamodule
     if options.image:
         if not isinstance(data, ImageData):
-            raise BadInput(f"--image is for networks of images, and {type(data).__name__} has none")
+            raise ValueError(f"--image is for networks of images, and {type(data).__name__} has none")
         return picture_samples(data, options.image)
     if isinstance(data, ImageData):
         return image_samples(data, options.samples)
     if isinstance(data, TextData):
         return text_samples(data, options.samples)
-    raise BadInput(f"there are pages about networks of images and of texts, and {type(data).__name__} has neither")
+    raise ValueError(f"there are pages about networks of images and of texts, and {type(data).__name__} has neither")
 
 
 def _report(
-    options: argparse.Namespace, training: "Training", samples: "Samples", checkpoints: list[tuple[str, Path]]
+    options: argparse.Namespace, training: "Training", samples: "Samples", checkpoints: "list[tuple[str, Run]]"
 ) -> dict[str, Any]:
     from torchcaps.explain.page import report
     from torchcaps.recipes.values import name_of
-    from torchcaps.training.checkpoint_files import facts_of, temperature_of
-    from torchcaps.training.report import curves_of
 
-    network, path = training.model.network, checkpoints[-1][1]
-    about = facts_of(read_or_refuse(path, "state_dict"))
+    network, run = training.model.network, checkpoints[-1][1]
     parameters = sum(parameter.numel() for parameter in network.parameters())
     facts = [
         ("recipe", f"{options.recipe}{' --small' if options.small else ''}"),
-        ("checkpoint", path.name),
+        ("checkpoint", run.path.name),
         ("network", f"{name_of(training.values['model']['network'])}, {parameters:,} parameters"),
         ("data", training.datamodule.title),
-        *[(name, str(about[name])) for name in ("command", "date", "torchcaps") if name in about],
+        *[(name, str(run.facts[name])) for name in ("command", "date", "torchcaps") if name in run.facts],
     ]
     found = report(
         network,
         samples,
         options.recipe,
         facts,
-        [(label, partial(_load, training, path)) for label, path in checkpoints],
-        temperature_of(about, path) if len(checkpoints) == 1 else None,  # it is that of one network
+        [(label, partial(each.load_weights_into, network)) for label, each in checkpoints],
+        run.temperature if len(checkpoints) == 1 else None,  # it is that of one network
         _shuffled(options, training),
         lambda text: print(f"torchcaps: {text}", file=sys.stderr),
     )
-    for quantity, lines in curves_of(folder_of(path)).items():
+    for quantity, lines in run.curves().items():
         found["curves"][quantity] = [{"name": name, **_finite(xs, ys)} for name, (xs, ys) in lines.items()]
     return found
 
@@ -155,30 +156,26 @@ def _finite(xs: Sequence[float], ys: Sequence[float]) -> dict[str, list[float]]:
     return {"x": [x for x, _ in points], "y": [y for _, y in points]}
 
 
-def _load(training: "Training", path: Path) -> None:
-    training.model.load_state_dict(read_or_refuse(path, "state_dict")["state_dict"])
-
-
 def _shuffled(options: argparse.Namespace, training: "Training") -> "nn.Module | None":
     """Return the network that was trained with shuffled labels."""
     from torchcaps.models.pretrained import load_state
-    from torchcaps.training.checkpoint_files import network_state, values_of
-    from torchcaps.training.checkpoints import newest_whole
+    from torchcaps.runs import Checkpoint
+    from torchcaps.runs.places import A_RUN, newest_intact
 
     path: Path | None = options.shuffled
     if path is None:
         return None
     if not path.exists():
-        raise BadInput(f"--shuffled: there is no {path}: give a checkpoint, or the folder of a run")
+        raise ValueError(f"--shuffled: there is no {path}: give a checkpoint, or the folder of a run")
     if path.is_dir():
-        folder, (path, _) = path, newest_whole(path.glob("**/checkpoints"))
+        folder, (path, _) = path, newest_intact(path.glob("**/checkpoints"))
         if path is None:
-            raise BadInput(f"--shuffled: {folder} has no checkpoint of a run: {A_RUN}")
-    content = read_or_refuse(path, "state_dict")
-    if not values_of(path, content).get("data", {}).get("init_args", {}).get("shuffle_labels"):
-        raise BadInput(f"--shuffled: {path} was not trained with --data.shuffle_labels true")
+            raise ValueError(f"--shuffled: {folder} has no checkpoint of a run: {A_RUN}")
+    checkpoint = Checkpoint.read(path)
+    if not (checkpoint.values["data"].get("init_args") or {}).get("shuffle_labels"):
+        raise ValueError(f"--shuffled: {path} was not trained with --data.shuffle_labels true")
     network = copy.deepcopy(training.model.network)
-    load_state(network, network_state(content), f"--shuffled: {path}")
+    load_state(network, checkpoint.network_state, f"--shuffled: {path}")
     return network
 
 
@@ -186,7 +183,7 @@ def _figures(
     options: argparse.Namespace,
     training: "Training",
     samples: "Samples",
-    checkpoints: list[tuple[str, Path]],
+    checkpoints: "list[tuple[str, Run]]",
     folder: Path,
 ) -> Iterator[Path]:
     """Write the figures that there are for the network and the data; yield each path once it is written."""
@@ -202,7 +199,7 @@ def _figures(
 
 
 def _write_dynamics(
-    training: "Training", samples: "Samples", checkpoints: list[tuple[str, Path]], folder: Path
+    training: "Training", samples: "Samples", checkpoints: "list[tuple[str, Run]]", folder: Path
 ) -> Iterator[Path]:
     """Write a row of panels per capsule layer, a panel per checkpoint."""
     from torchcaps.explain import capsule_layers, routing_dynamics, routing_dynamics_figure
@@ -216,8 +213,8 @@ def _write_dynamics(
         return
     batches: Any = samples.batches(STATISTICS)
     rows: dict[str, list[Any]] = {name: [] for name in names}
-    for label, path in checkpoints:
-        _load(training, path)
+    for label, run in checkpoints:
+        run.load_weights_into(network)
         for name, row in rows.items():
             row.append((label, routing_dynamics(network, name, batches)))
     yield write(routing_dynamics_figure(list(rows.values()), names), folder / "dynamics.png")

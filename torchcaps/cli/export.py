@@ -5,22 +5,20 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.checkpoints import locate
-from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
+from torchcaps.cli.arguments import add_checkpoint, add_recipe_name, find_run
 from torchcaps.utils.files import read_json, user_path
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torchcaps.deploy import Trained
+    from torchcaps.runs import Run
 
 ENDS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": "-safetensors"}  # of the names of files and of the folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps export`."""
-    add_recipe_name(parser, folders=True)
+    add_recipe_name(parser)
     parser.epilog = (
         "A file is run before it is left: its outputs must be those of the network; safetensors must have its weights."
     )
@@ -36,92 +34,88 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decoder", action="store_true", help="also reconstruct the image of the likeliest class")
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Write the file, check it, and print its path, its size and the largest difference."""
     _check(options)
-    from torchcaps.deploy import Trained
-
-    checkpoint = locate(options, options.ckpt_path, folders=True)
-    place = checkpoint.resolve() if checkpoint.is_dir() else checkpoint  # the folder may be "."
+    run = find_run(options)
+    place = run.path.resolve() if run.path.is_dir() else run.path  # the folder may be "."
     beside = place.with_name(f"{place.name.removesuffix('.ckpt')}{ENDS[options.to]}")
     out = user_path(options.out) if options.out else beside
     _check_place(out)
     if options.to == "safetensors":
         _check_folder(out)
-    with bad_data():
-        trained = Trained.load(checkpoint, options.allow_code)
-        print(f"checkpoint: {checkpoint}")
-        (_safetensors if options.to == "safetensors" else _file)(options, trained, out)
+    run.network()
+    print(f"checkpoint: {run.path}")
+    (_safetensors if options.to == "safetensors" else _file)(options, run, out)
 
 
 def _check(options: argparse.Namespace) -> None:
     """Check that the options go together."""
     if options.decoder and options.to == "safetensors":
-        raise BadInput("--decoder is for --to onnx and torch: safetensors has all weights")
+        raise ValueError("--decoder is for --to onnx and torch: safetensors has all weights")
     if options.out is not None and options.to != "safetensors" and options.out.suffix != ENDS[options.to]:
-        raise BadInput(f"--out must end in {ENDS[options.to]} for --to {options.to}, got {options.out}")
+        raise ValueError(f"--out must end in {ENDS[options.to]} for --to {options.to}, got {options.out}")
 
 
 def _check_place(out: Path) -> None:
     """Check that a file can be written, before the minutes that an export may take."""
     found = out.absolute()
     if found.is_dir() and found.suffix in ENDS.values():
-        raise BadInput(f"--out {out} is a folder: give the path of a file")
+        raise ValueError(f"--out {out} is a folder: give the path of a file")
     while not found.exists():
         found = found.parent
     folder = found if found.is_dir() else found.parent
     if (found.is_file() and found != out.absolute()) or not os.access(folder, os.W_OK):
-        raise BadInput(f"{out} cannot be written: {found} is no folder that you may write to")
+        raise ValueError(f"{out} cannot be written: {found} is no folder that you may write to")
 
 
 def _check_folder(out: Path) -> None:
     """Check that a folder has no files that are not ours and would be written over."""
-    from torchcaps.deploy.trained import CONFIG, FILES
+    from torchcaps.runs.checkpoint import CARD, CONFIG, WEIGHTS
 
     try:
         ours = isinstance(read_json(out / CONFIG, dict).get("values"), dict)
     except ValueError:
         ours = False
-    for name in FILES:
+    for name in (CONFIG, WEIGHTS, CARD):
         if not ours and (out / name).exists():
-            raise BadInput(f"{out} has a {name} that an export would write over: give another folder")
+            raise ValueError(f"{out} has a {name} that an export would write over: give another folder")
 
 
-def _file(options: argparse.Namespace, trained: "Trained", out: Path) -> None:
+def _file(options: argparse.Namespace, run: "Run", out: Path) -> None:
     from torchcaps.deploy import export
 
-    about = {name: value for name, value in trained.about.items() if name not in ("names", "temperature")}
-    facts = {"classes": trained.names, **about}
-    if trained.temperature is not None:
-        facts["temperature"] = trained.temperature
-    difference = export(trained.network, _example(trained), out, options.to, options.decoder, facts)
+    about = {name: value for name, value in run.facts.items() if name not in ("names", "temperature")}
+    facts = {"classes": run.names, **about}
+    if run.temperature is not None:
+        facts["temperature"] = run.temperature
+    difference = export(run.network(), _example(run), out, options.to, options.decoder, facts)
     print(f"{out}: {out.stat().st_size:,} bytes, largest difference from the network: {difference:.1e}")
 
 
-def _safetensors(options: argparse.Namespace, trained: "Trained", out: Path) -> None:
+def _safetensors(options: argparse.Namespace, run: "Run", out: Path) -> None:
     from torchcaps.deploy import from_pretrained, save_pretrained
 
-    save_pretrained(trained, out)
-    read = from_pretrained(out, allow_code=options.allow_code).network.state_dict()
-    if not all(
-        read[name].allclose(value, 0, 0, equal_nan=True) for name, value in trained.network.state_dict().items()
-    ):
-        raise BadInput(f"{out} holds other weights than the checkpoint")
+    save_pretrained(run, out)
+    read = from_pretrained(out, allow_code=options.allow_code).network().state_dict()
+    if not all(read[name].allclose(value, 0, 0, equal_nan=True) for name, value in run.network().state_dict().items()):
+        raise ValueError(f"{out} holds other weights than the checkpoint")
     print(f"{out}: the same weights as those of the network")
 
 
-def _example(trained: "Trained") -> "Tensor | tuple[Tensor, ...]":
+def _example(run: "Run") -> "Tensor | tuple[Tensor, ...]":
     """Return random inputs of the network, five samples; for texts embeddings and a mask, with padding."""
     import torch
 
     from torchcaps.data import ImageData
 
     noise = torch.Generator().manual_seed(0)
-    if isinstance(trained.data, ImageData):
-        return torch.rand(5, *trained.data.shape, generator=noise)
-    network: Any = trained.network
+    data = run.data()
+    if isinstance(data, ImageData):
+        return torch.rand(5, *data.shape, generator=noise)
+    network: Any = run.network()
     if not hasattr(network, "layers") or not hasattr(network, "width"):
-        raise BadInput(f"there is no export for a {type(network).__name__} on {type(trained.data).__name__}")
+        raise ValueError(f"there is no export for a {type(network).__name__} on {type(data).__name__}")
     lengths = torch.tensor([8, 5, 1, 8, 3])
     embeddings = torch.randn(5, 8, network.layers, network.width, generator=noise)
     return embeddings, (torch.arange(8) < lengths[:, None]).float()

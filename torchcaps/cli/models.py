@@ -4,7 +4,6 @@ import argparse
 import re
 import textwrap
 
-from torchcaps.cli.errors import BadInput
 from torchcaps.cli.table import print_table
 
 HEADER, WIDTH = ("model", "parameters", "trained on", ""), 120
@@ -15,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pattern", nargs="?", default="*", help="as in a shell, e.g. 'capsnet*' (default: all)")
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Print a line per model, without making its weights."""
     import torch
 
@@ -31,6 +30,6 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
         what = re.sub(r"[:,;]? [\d,]+ parameters.*", "", describe_model(name))
         rows.append((name, f"{count:,}", ", ".join(list_weights(name)), what))
     if not rows:
-        raise BadInput(f"no model matches {options.pattern!r}: there are {', '.join(list_models())}")
+        raise ValueError(f"no model matches {options.pattern!r}: there are {', '.join(list_models())}")
     left = WIDTH - sum(max(map(len, column)) + 1 for column in list(zip(HEADER, *rows, strict=True))[:3])
     print_table(HEADER, [(*row[:3], textwrap.shorten(row[3], left, placeholder=" ...")) for row in rows])

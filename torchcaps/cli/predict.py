@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from torchcaps.cli.checkpoints import locate
-from torchcaps.cli.errors import BadInput, bad_data, positive_int
-from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
+from torchcaps.cli.arguments import add_checkpoint, add_recipe_name, find_run, positive_int
 from torchcaps.utils.checks import counted, one_line, whole_number
 from torchcaps.utils.files import CSVLines, make_folder, user_path, write_whole, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torchcaps.deploy import Trained
+    from torchcaps.runs import Run
 
 TABLES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json")
 STANDARD_INPUT = "-"
@@ -39,7 +37,7 @@ class Sample(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps predict`."""
-    add_recipe_name(parser, folders=True)
+    add_recipe_name(parser)
     parser.add_argument(
         "paths",
         nargs="+",
@@ -73,35 +71,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Write a row for each sample: its name, the likeliest class, and the probability of each class."""
-    from torchcaps.deploy import Trained
-
     if options.out and options.out.is_dir():
-        raise BadInput(f"--out {options.out} is a folder: give the path of a .csv file")
+        raise ValueError(f"--out {options.out} is a folder: give the path of a .csv file")
     part, parts = _part(options)
-    path = locate(options, options.ckpt_path, folders=True)
-    with bad_data(), _says_how_to_skip():
-        trained = Trained.load(path, options.allow_code)
+    trained = find_run(options)
+    with _says_how_to_skip():
         if trained.values["model"].get("labels_per_image", 1) != 1:
-            raise BadInput("predictions are of one class for each sample, and this network was trained for several")
+            raise ValueError("predictions are of one class for each sample, and this network was trained for several")
         samples = list(_samples(options, trained))
         if not samples:
-            raise BadInput(f"there is nothing to predict in {' '.join(options.paths)}")
+            raise ValueError(f"there is nothing to predict in {' '.join(options.paths)}")
         calibrated = f"temperature {trained.temperature:.3g}" if trained.temperature else "probabilities not calibrated"
         parts = min(parts, len(samples))
         if part > parts:
             print(f"torchcaps: no sample is left for part {part}: {counted(len(samples), 'sample')}", file=sys.stderr)
             return
         share = f", part {part} of {parts}" * (parts > 1)
-        print(f"torchcaps: {counted(len(samples), 'sample')}{share}, {path}, {calibrated}", file=sys.stderr)
+        print(f"torchcaps: {counted(len(samples), 'sample')}{share}, {trained.path}, {calibrated}", file=sys.stderr)
         skipped: list[str] | None = [] if options.skip_bad else None
         if options.out is None:
             writer = csv.writer(CSVLines(sys.stdout))
             writer.writerow(_header(trained))
             writer.writerows(_rows(options, trained, samples, skipped))
         else:
-            _Table(options, trained, path, samples, part, parts).write(skipped)
+            _Table(options, trained, samples, part, parts).write(skipped)
     if skipped:
         more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
         print(f"torchcaps: left out {counted(len(skipped), 'file')}: {'; '.join(skipped[:5])}{more}", file=sys.stderr)
@@ -124,9 +119,9 @@ def _part(options: argparse.Namespace) -> tuple[int, int]:
     given = options.part or ("1/1" if rank is None or processes is None else f"{rank + 1}/{processes}")
     part, parts = (whole_number(text) or 0 for text in given.partition("/")[::2])
     if not 1 <= part <= parts:
-        raise BadInput(f"--part must be K/N with K from 1 to N, such as 3/8, got {given}")
+        raise ValueError(f"--part must be K/N with K from 1 to N, such as 3/8, got {given}")
     if parts > 1 and (options.out is None or STANDARD_INPUT in options.paths):
-        raise BadInput("several parts need a file that they write together, and files to read: give --out, and no -")
+        raise ValueError("several parts need a file that they write together, and files to read: give --out, and no -")
     return part, parts
 
 
@@ -142,22 +137,22 @@ def _says_how_to_skip() -> Iterator[None]:
         raise DataError(f"{error}{hint}") from error
 
 
-def _samples(options: argparse.Namespace, trained: "Trained") -> Iterator[Sample]:
+def _samples(options: argparse.Namespace, trained: "Run") -> Iterator[Sample]:
     """Yield the samples that were asked for."""
     from torchcaps.data import ImageData, TextData
 
-    if isinstance(trained.data, TextData):
+    if isinstance(trained.data(), TextData):
         if options.columns and STANDARD_INPUT in options.paths:
-            raise BadInput("--columns is for tables, and - has a text in each line: give the path of the table")
-        column = options.column or getattr(trained.data, "text", "text")
+            raise ValueError("--columns is for tables, and - has a text in each line: give the path of the table")
+        column = options.column or getattr(trained.data(), "text", "text")
         for path in options.paths:
             yield from _texts(path, column, options.columns)
-    elif isinstance(trained.data, ImageData):
+    elif isinstance(trained.data(), ImageData):
         for path in options.paths:
-            column = options.column or getattr(trained.data, "picture_column", "file")
+            column = options.column or getattr(trained.data(), "picture_column", "file")
             yield from _pictures(path, column, options.columns, options.skip_bad)
     else:
-        raise BadInput(f"predictions are for pictures and texts, and {type(trained.data).__name__} has neither")
+        raise ValueError(f"predictions are for pictures and texts, and {type(trained.data()).__name__} has neither")
 
 
 def _pictures(given: str, column: str, columns: list[str] | None = None, skip_bad: bool = False) -> Iterator[Sample]:
@@ -169,9 +164,9 @@ def _pictures(given: str, column: str, columns: list[str] | None = None, skip_ba
     elif os.path.isdir(path):
         found = [str(file) for file in find_pictures(path)[0]]
         if not found:
-            raise BadInput(f"{given}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
+            raise ValueError(f"{given}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
     elif columns and path.suffix.lower() not in TABLES:
-        raise BadInput(f"--columns is for tables, and {given} is none: leave it out")
+        raise ValueError(f"--columns is for tables, and {given} is none: leave it out")
     elif path.suffix.lower() in TABLES:
         found = _named(path.parent, _column(given, column, columns))
     else:
@@ -183,7 +178,7 @@ def _pictures(given: str, column: str, columns: list[str] | None = None, skip_ba
             advice = "give the paths of pictures, or of folders or tables of them"
             if path.suffix.lower() in TABLES:
                 advice = f"names in a table are looked for in its folder, {path.parent}"
-            raise BadInput(f"there is no file {shown}: {advice}")
+            raise ValueError(f"there is no file {shown}: {advice}")
         yield Sample(file, str(user_path(file)))
 
 
@@ -210,7 +205,9 @@ def _texts(given: str, column: str, columns: list[str] | None = None) -> Iterato
 
     path = user_path(given)
     if given != STANDARD_INPUT and not os.path.isfile(path):
-        raise BadInput(f"there is no file {given}: give a table, a file with a text in each line, or - for such lines")
+        raise ValueError(
+            f"there is no file {given}: give a table, a file with a text in each line, or - for such lines"
+        )
     if columns or path.suffix.lower() in TABLES:
         texts = [text.strip() for text in _column(given, column, columns)]
     else:
@@ -235,15 +232,15 @@ def _column(given: str, column: str, columns: list[str] | None) -> list[str]:
     return [row.values[column] for row in table.rows]
 
 
-def _header(trained: "Trained") -> list[str]:
+def _header(trained: "Run") -> list[str]:
     from torchcaps.data import TextData
 
-    kind = "text" if isinstance(trained.data, TextData) else "file"
+    kind = "text" if isinstance(trained.data(), TextData) else "file"
     return [kind, "prediction", "probability", *(f"P({name})" for name in trained.names)]
 
 
 def _rows(
-    options: argparse.Namespace, trained: "Trained", samples: Sequence[Sample], skipped: list[str] | None
+    options: argparse.Namespace, trained: "Run", samples: Sequence[Sample], skipped: list[str] | None
 ) -> Iterator[list[str]]:
     """Yield the row of each sample, with the progress on a terminal."""
     from torchcaps.data import TextData
@@ -252,7 +249,7 @@ def _rows(
 
     values = [sample.value for sample in samples]
     found: Iterator[tuple[int, Tensor]]
-    if isinstance(trained.data, TextData):
+    if isinstance(trained.data(), TextData):
         found = predict_texts(trained, values, options.batch_size)
     else:
         found = predict_pictures(trained, values, options.batch_size, skipped)
@@ -279,8 +276,7 @@ class _Table:
     def __init__(
         self,
         options: argparse.Namespace,
-        trained: "Trained",
-        checkpoint: Path,
+        trained: "Run",
         samples: Sequence[Sample],
         part: int,
         parts: int,
@@ -289,7 +285,7 @@ class _Table:
         self.samples = samples[len(samples) * (part - 1) // parts : len(samples) * part // parts]
         self.header = _header(trained)
         names = hashlib.sha256("\0".join(sample.name for sample in samples).encode("utf-8", "surrogatepass"))
-        self.facts = {"checkpoint": _digest(checkpoint), "header": self.header, "samples": names.hexdigest()}
+        self.facts = {"checkpoint": _digest(trained.path), "header": self.header, "samples": names.hexdigest()}
         self.about = f"{json.dumps(self.facts)}\n"
         self.out: Path = options.out or Path()
         self.files = [self.out.with_name(f".{self.out.name}.{k}-of-{parts}") for k in range(1, parts + 1)]
@@ -309,7 +305,7 @@ class _Table:
                         self._write_part(file, skipped)
                     Path(lock.lock_file).unlink(missing_ok=True)
             except Timeout:
-                raise BadInput(f"another process is writing this part of {self.out}: wait for it") from None
+                raise ValueError(f"another process is writing this part of {self.out}: wait for it") from None
         missing = [str(k) for k, other in enumerate(self.files, 1) if not self._is_whole(other)]
         if missing:
             print(f"part {self.part} is whole; {self.out} is written when these are too: {', '.join(missing)}")
@@ -402,7 +398,7 @@ class _Table:
 
 def _digest(path: Path) -> str:
     """Return a hash of a checkpoint's file, or of the network and the values in a folder."""
-    from torchcaps.deploy.trained import CONFIG, WEIGHTS
+    from torchcaps.runs.checkpoint import CONFIG, WEIGHTS
 
     content = hashlib.sha256()
     for file in [path / WEIGHTS, path / CONFIG] if path.is_dir() else [path]:

@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from torchcaps.cli.errors import BadInput
-from torchcaps.cli.recipe_commands import add_runs, complete_recipe, load_requested, runs_of
+from torchcaps.cli.arguments import add_runs, complete_recipe
 from torchcaps.cli.table import print_table
 from torchcaps.utils.checks import printable
 
@@ -22,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs(parser)
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Print the tables, or one recipe."""
     from torchcaps.recipes import list_recipes
 
@@ -48,10 +47,11 @@ def _list(options: argparse.Namespace, names: list[str]) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
+    from torchcaps.recipes import load_recipe
     from torchcaps.recipes.values import lines
     from torchcaps.reproduce.results import SMALL, summary
 
-    recipe = load_requested(options)
+    recipe = load_recipe(options.recipe, options.small)
     title = ", ".join(part for part in (recipe.paper, recipe.table, recipe.title) if part)
     print(f"# {printable(title or recipe.name)}")
     ours = summary(_results(options), recipe.name + SMALL if recipe.is_small else recipe.name)
@@ -59,7 +59,7 @@ def _show(options: argparse.Namespace) -> None:
         if said:
             print(f"# {what}: {printable(said)}")
     print(f"# values of: {', '.join(map(str, recipe.files))}")
-    print(f"# runs: {runs_of(options, recipe)}")
+    print(f"# runs: {Path(options.runs) / recipe.folder}")
     shown = list(lines(recipe.values))
     if recipe.search is not None:
         shown = [*lines({"search": recipe.search}), *shown]
@@ -71,7 +71,4 @@ def _show(options: argparse.Namespace) -> None:
 def _results(options: argparse.Namespace) -> list:
     from torchcaps.reproduce.results import known_results
 
-    try:
-        return known_results(Path(options.runs))
-    except ValueError as error:
-        raise BadInput(str(error)) from error
+    return known_results(Path(options.runs))

@@ -4,8 +4,7 @@ import argparse
 from datetime import datetime
 from pathlib import Path
 
-from torchcaps.cli.errors import BadInput, positive_int
-from torchcaps.cli.recipe_commands import add_runs
+from torchcaps.cli.arguments import add_runs, positive_int
 from torchcaps.cli.table import print_table
 from torchcaps.utils.signals import Stopped
 
@@ -50,7 +49,7 @@ def _complete(prefix: str, **_: object) -> list[str]:
     return [name for name in names_of_runs() if name.startswith(prefix)]
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Train what is missing, or list it."""
     import torch
 
@@ -60,23 +59,21 @@ def run(options: argparse.Namespace, overrides: list[str]) -> None:
     root, names = Path(options.runs), options.rows
     if options.small:
         if not names:
-            raise BadInput("--small needs the names of papers, tables or recipes")
+            raise ValueError("--small needs the names of papers, tables or recipes")
         names = [f"{name} --small" for name in names]
     threads = options.threads or torch.get_num_threads()
     if options.hours is not None and not 0 < options.hours <= 500:
-        raise BadInput(f"--hours must be more than 0 and at most 500, got {options.hours}: leave it out for no limit")
+        raise ValueError(f"--hours must be more than 0 and at most 500, got {options.hours}: leave it out for no limit")
 
     def say(text: str) -> None:
         print(f"{datetime.now().isoformat(' ', 'seconds')} {text}", flush=True)
 
+    runs = plan(names, options.check_hashes == "true", options.compile)
+    if options.list:
+        print_table(queue.HEADER, queue.table(root, runs, options.again))
+        return
     try:
-        runs = plan(names, options.check_hashes == "true", options.compile)
-        if options.list:
-            print_table(queue.HEADER, queue.table(root, runs, options.again))
-        else:
-            queue.reproduce(root, runs, options.hours, threads, say, options.again)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
+        queue.reproduce(root, runs, options.hours, threads, say, options.again)
     except Stopped as stop:
         stop.said += "; the same command continues"
         raise

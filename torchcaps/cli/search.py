@@ -6,8 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcaps.cli.errors import BadInput, bad_data, positive_int
-from torchcaps.cli.recipe_commands import add_recipe, load_requested, network_overrides, runs_of
+from torchcaps.cli.arguments import add_recipe, positive_int
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
 from torchcaps.utils.signals import Stopped
@@ -36,37 +35,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Run the trials, and print the best values and where the results are."""
-    recipe = load_requested(options)
+    from torchcaps.recipes import load_recipe
+
+    recipe = load_recipe(options.recipe, options.small)
     if recipe.search is None:
-        raise BadInput(f"{options.recipe} has no head `search`: write a recipe that extends it and add {HEAD}")
+        raise ValueError(f"{options.recipe} has no head `search`: write a recipe that extends it and add {HEAD}")
     with needs("search"):
         from optuna.exceptions import OptunaError
     from torchcaps.search.plan import read_plan
     from torchcaps.search.results import write_results
     from torchcaps.search.study import open_search, run_study
 
-    with bad_data():
-        trials = {"trials": options.trials} if options.trials else {}
-        overrides = [*network_overrides(options.model, recipe), *overrides]
-        plan = read_plan(recipe, overrides=tuple(overrides), allow_code=options.allow_code, **trials)
-        runs = runs_of(options, recipe)
-        plan, study = open_search(plan, runs, options.resume, options.storage)
+    trials = {"trials": options.trials} if options.trials else {}
+    plan = read_plan(recipe, overrides=tuple(options.overrides), allow_code=options.allow_code, **trials)
+    plan, study = open_search(plan, Path(options.runs) / recipe.folder, options.resume, options.storage)
     print(f"search: {plan.folder}", flush=True)
     try:
-        with bad_data():
-            for number in run_study(plan, study, options.signals):
-                write_results(plan, study)
-                _print_trial(plan, study, number)
+        for number in run_study(plan, study, options.signals):
+            write_results(plan, study)
+            _print_trial(plan, study, number)
         paths = write_results(plan, study)
     except Stopped as stop:
-        stop.said += f"; to continue: {_resume_command(options, overrides)}"
+        stop.said += f"; to continue: {_resume_command(options)}"
         raise
     except BrokenPipeError:  # torchcaps.cli.main ends without a word
         raise
     except (OSError, OptunaError) as error:
-        raise BadInput(f"{one_line(error)}; to continue: {_resume_command(options, overrides)}") from error
+        raise ValueError(f"{one_line(error)}; to continue: {_resume_command(options)}") from error
     _print_best(plan, study, paths)
 
 
@@ -90,7 +87,7 @@ def _print_best(plan: "Plan", study: "optuna.Study", paths: list[Path]) -> None:
         print(f"under way in other processes, or lost with them: {', '.join(f'trial {number}' for number in running)}")
     if best is None:
         errors = [f"; trial {trial.number}: {error}" for trial in trials if (error := trial.user_attrs.get("error"))]
-        raise BadInput(f"no trial came to its end{''.join(errors[:1])}")
+        raise ValueError(f"no trial came to its end{''.join(errors[:1])}")
     print(f"best: trial {best.number}, {plan.metric} {best.value:.4f}")
     for name, value in best.params.items():
         print(f"  {name}: {_short(value)}")
@@ -102,7 +99,7 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _resume_command(options: argparse.Namespace, overrides: list[str]) -> str:
+def _resume_command(options: argparse.Namespace) -> str:
     """Return the command that continues the search."""
     flags = [f"--{flag}" for flag in ("small", "allow_code") if getattr(options, flag)]
     command = ["torchcaps", "search", options.recipe, *flags]
@@ -111,4 +108,4 @@ def _resume_command(options: argparse.Namespace, overrides: list[str]) -> str:
         command += ["--trials", str(options.trials)]
     if options.runs != os.environ.get("TORCHCAPS_RUNS", "runs"):
         command += ["--runs", options.runs]
-    return shlex.join([*command, *overrides])
+    return shlex.join([*command, *options.tokens])

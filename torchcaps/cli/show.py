@@ -3,49 +3,44 @@
 import argparse
 import os
 
-from torchcaps.cli.checkpoints import locate
-from torchcaps.cli.errors import BadInput, bad_data
-from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe_name
+from torchcaps.cli.arguments import add_checkpoint, add_recipe_name, find_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps show`."""
-    add_recipe_name(parser, folders=True)
+    add_recipe_name(parser)
     add_checkpoint(parser)
     parser.add_argument("--port", type=int, metavar="N", help="port of the page (default: 7860, or another if taken)")
     parser.add_argument("--no_browser", action="store_true", help="print the page's address and open no browser")
     parser.epilog = "The page is for this machine alone, and nothing that is drawn or typed on it leaves the machine."
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Serve the page until Ctrl-C."""
     if options.port is not None and not 1 <= options.port <= 65535:
-        raise BadInput(f"--port must be from 1 to 65535, got {options.port}")
-    path = locate(options, options.ckpt_path, folders=True)
+        raise ValueError(f"--port must be from 1 to 65535, got {options.port}")
     # Read when Gradio and huggingface_hub are imported.
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    _say(f"reading {path}")
-    from torchcaps.deploy import Trained
-
-    with bad_data():
-        trained = Trained.load(path, options.allow_code)
-    _say("starting Gradio")
+    _say(f"reading {options.recipe}")
+    trained = find_run(options)
+    trained.network()  # an error now, and not after a wait
+    _say(f"starting Gradio for {trained.path}")
     from torchcaps.explain.live import app, listen, serve
 
     try:
         listening = listen(options.port)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise BadInput(
+        raise ValueError(
             f"port {options.port} cannot be used ({reason}): give another one, or leave out --port"
         ) from None
     _say("making the page, with test images if they are on this machine")
-    with listening, bad_data():
+    with listening:
         try:
             page = app(trained)
         except TypeError as error:
-            raise BadInput(str(error)) from error
+            raise ValueError(str(error)) from error
         print(f"page: http://127.0.0.1:{listening.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
         serve(page, listening, not options.no_browser)
 

@@ -1,11 +1,14 @@
 """Test a trained network."""
 
 import argparse
+from typing import TYPE_CHECKING
 
-from torchcaps.cli.checkpoints import build_run, find_run
-from torchcaps.cli.errors import bad_data
-from torchcaps.cli.recipe_commands import add_checkpoint, add_recipe, check_test, run_test
+from torchcaps.cli.arguments import add_checkpoint, add_recipe, find_run
+from torchcaps.cli.table import print_table
 from torchcaps.utils.processes import ends_together
+
+if TYPE_CHECKING:
+    from torchcaps.training.build import Training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,9 +17,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Print the test metrics of a checkpoint."""
-    training = build_run(options, overrides, find_run(options, overrides, options.ckpt_path), "network.")
+    training = find_run(options).training(options.overrides)
     check_test(training)
-    with bad_data(), ends_together(training.trainer):
-        run_test(training)
+    with ends_together(training.trainer):
+        print_test(training)
+
+
+def check_test(training: "Training") -> None:
+    """Check that there are batches to test on, before any training."""
+    if training.trainer.limit_test_batches == 0:
+        raise ValueError("no batch to test on: set trainer.limit_test_batches to more than 0")
+
+
+def print_test(training: "Training") -> None:
+    """Test the model and print the metrics; of several processes only the first one prints."""
+    metrics, report = training.test(), training.report()
+    if training.trainer.is_global_zero:
+        for name, value in metrics.items():
+            print(f"{name}: {value:.4f}")
+        if report:
+            print_table(report.HEADER, report.rows)
+            if report.calibration:
+                print(report.calibration)

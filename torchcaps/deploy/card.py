@@ -7,8 +7,8 @@ import torch
 
 import torchcaps
 from torchcaps.data import TextData
-from torchcaps.deploy.trained import Trained
 from torchcaps.recipes.values import name_of
+from torchcaps.runs import Run
 from torchcaps.utils.extras import needs
 
 BODY = """# {title}
@@ -18,8 +18,8 @@ A capsule network of [torchcaps](https://pypi.org/project/torchcaps/), trained o
 ```python
 from torchcaps.deploy import from_pretrained
 
-trained = from_pretrained({place!r})
-trained.probabilities(inputs)  # (batch, {classes})
+run = from_pretrained({place!r})
+run.probabilities(inputs)  # (batch, {classes})
 ```
 
 | | |
@@ -39,25 +39,25 @@ All values of the recipe are in `config.json`.
 ## Limits
 
 It knows its {classes} classes only: an input of any other kind gets one of them too. Inputs must be prepared as in the
-training; `trained.data` does this. Its accuracy on other data is not known.
+training; `run.data()` does this. Its accuracy on other data is not known.
 """
 
 
-def model_card(trained: Trained, place: str, license: str) -> str:
+def model_card(run: Run, place: str, license: str) -> str:
     """Return the model card: YAML that the Hub reads, then Markdown.
 
     Args:
-        trained: the network.
+        run: the run of the network.
         place: its folder or its repository on the Hub, for the example.
         license: license of the weights, by its name on the Hub.
     """
     with needs("hub"):
         from huggingface_hub import EvalResult, ModelCardData
 
-    values, about = trained.values, trained.about
-    network, data = trained.network_name, name_of(values["data"])
+    values, about = run.values, run.facts
+    network, data = run.network_name, name_of(values["data"])
     title = f"{network} on {data}"
-    task = "text-classification" if isinstance(trained.data, TextData) else "image-classification"
+    task = "text-classification" if isinstance(run.data(), TextData) else "image-classification"
     metrics = about.get("metrics")
     accuracy = metrics.get("test/accuracy") if isinstance(metrics, Mapping) else None
     results = [EvalResult(task, data.lower(), data, "accuracy", accuracy, metric_name="test accuracy")]
@@ -71,9 +71,9 @@ def model_card(trained: Trained, place: str, license: str) -> str:
         eval_results=results if isinstance(accuracy, float) else None,
     )
     facts = {
-        "network": f"{network}, {sum(p.numel() for p in trained.network.parameters()):,} parameters",
+        "network": f"{network}, {sum(p.numel() for p in run.network().parameters()):,} parameters",
         "data": data,
-        "temperature of the softmax": trained.temperature,
+        "temperature of the softmax": run.temperature,
         **{name: value for name, value in _flat(about) if name not in ("recipe", "temperature", "command")},
         "saved by": f"torchcaps {torchcaps.__version__}, torch {torch.__version__}",
     }
@@ -81,9 +81,9 @@ def model_card(trained: Trained, place: str, license: str) -> str:
         place=place,
         title=title,
         data=data,
-        classes=len(trained.names),
+        classes=len(run.names),
         facts="\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in facts.items() if value is not None),
-        names=", ".join(map(_cell, trained.names)),
+        names=", ".join(map(_cell, run.names)),
         command=_cell(about.get("command") or f"torchcaps train {about.get('recipe') or 'RECIPE'}"),
     )
     return f"---\n{head.to_yaml()}\n---\n\n{body}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import ImageData, TextData
-from torchcaps.deploy.trained import Trained
+from torchcaps.runs import Run
 from torchcaps.utils.arguments import Count, checked
 
 TEXTS_AT_ONCE = 100  # whose embeddings are on the disk at once, 1 GB if each has 512 tokens in a base-size encoder
@@ -17,14 +17,14 @@ TEXTS_AT_ONCE = 100  # whose embeddings are on the disk at once, 1 GB if each ha
 
 @checked
 def predict_pictures(
-    trained: Trained, paths: Sequence[Path | str], batch_size: Count = 64, skipped: list[str] | None = None
+    run: Run, paths: Sequence[Path | str], batch_size: Count = 64, skipped: list[str] | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the index of each picture file and the probabilities of its classes `(classes,)`.
 
-        for index, probabilities in predict_pictures(Trained.load("best.ckpt"), ["a.png", "b.jpg"]): ...
+        for index, probabilities in predict_pictures(Run.find("best.ckpt"), ["a.png", "b.jpg"]): ...
 
     Args:
-        trained: network that was trained on images.
+        run: run of a network of images.
         paths: the files.
         batch_size: images in a batch.
         skipped: list to which the errors of files that cannot be read are appended; None raises them.
@@ -34,22 +34,22 @@ def predict_pictures(
         DataError: a file cannot be read; the one line names all of a batch.
         ValueError: the network's scores are NaN or infinite.
     """
-    data = trained.data
+    data = run.data()
     if not isinstance(data, ImageData):
         raise TypeError(f"the network was trained on {type(data).__name__}, which has no images")
     for start in range(0, len(paths), batch_size):
         images = data.pictures([Path(path) for path in paths[start : start + batch_size]], skipped)
         if images:
             batch = data.center(torch.stack(list(images.values())))
-            yield from zip((start + place for place in images), trained.probabilities(batch), strict=True)
+            yield from zip((start + place for place in images), run.probabilities(batch), strict=True)
 
 
 @checked
-def predict_texts(trained: Trained, texts: Sequence[str], batch_size: Count = 64) -> Iterator[tuple[int, Tensor]]:
+def predict_texts(run: Run, texts: Sequence[str], batch_size: Count = 64) -> Iterator[tuple[int, Tensor]]:
     """Yield the index of each text and the probabilities of its classes `(classes,)`.
 
     Args:
-        trained: network that was trained on texts.
+        run: run of a network of texts.
         texts: the texts.
         batch_size: texts in a batch.
 
@@ -58,7 +58,7 @@ def predict_texts(trained: Trained, texts: Sequence[str], batch_size: Count = 64
         DataError: the encoder cannot be loaded, or a text is too long for it.
         ValueError: the network's scores are NaN or infinite.
     """
-    data = trained.data
+    data = run.data()
     if not isinstance(data, TextData):
         raise TypeError(f"the network was trained on {type(data).__name__}, which has no texts")
     from torchcaps.explain.words import LoadedEncoder  # which takes a second, and pictures do not need it
@@ -71,6 +71,6 @@ def predict_texts(trained: Trained, texts: Sequence[str], batch_size: Count = 64
             for first in range(0, len(chunk), batch_size):
                 places = range(first, min(first + batch_size, len(chunk)))
                 states, mask = embeddings.padded(places)
-                rows = trained.probabilities((states.float(), mask))
+                rows = run.probabilities((states.float(), mask))
                 yield from zip((start + place for place in places), rows, strict=True)
             shutil.rmtree(encoder.folder)

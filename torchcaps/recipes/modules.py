@@ -1,7 +1,7 @@
 """Python modules in the folder of a user's recipe: how they are imported, and error messages if one cannot be.
 
 With `--allow_code` a recipe may name networks, routings, losses and data of such modules, for example `network.MyNet`
-of `network.py`. `Training` and `Trained` call this.
+of `network.py`. `Training` and `Run` call this.
 """
 
 import sys

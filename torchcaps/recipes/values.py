@@ -1,6 +1,7 @@
 """Values of a recipe, nested as in YAML, each with the place where it is written."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -50,6 +51,19 @@ def merge(values: Tree | None, changes: Tree) -> Tree:
 def name_of(part: Any) -> str:
     """Return the name of the class or function in the values of a part, without its module."""
     return str(part["class_path"] if isinstance(part, dict) else part).rpartition(".")[2]
+
+
+def options_of(values: Mapping[str, Any]) -> list[str]:
+    """Return values by their dotted names as options of a command."""
+    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()]
+
+
+def own_arguments(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of data of one's own in the values of a recipe: those of the images that an encoder encodes,
+    or of the data itself."""
+    arguments = data.get("init_args") or {}
+    images = arguments.get("images")
+    return (images.get("init_args") or {}) if isinstance(images, dict) else arguments
 
 
 def leaves(values: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

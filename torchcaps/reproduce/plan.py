@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torchcaps.recipes import Recipe, list_recipes, load_recipe
 from torchcaps.reproduce.results import SMALL, Key
@@ -12,6 +13,8 @@ from torchcaps.utils.extras import needs
 
 with needs("train"):
     import yaml
+
+    from torchcaps.recipes.values import options_of
 
 SEEDS = (0, 1, 2)
 
@@ -49,7 +52,7 @@ class Run:
     @property
     def overrides(self) -> list[str]:
         """Command-line arguments that its results are filed with."""
-        return [] if self.check_hashes else ["--data.check_hashes=false"]
+        return options_of({name: value for name, value in self.changes.items() if name == "data.check_hashes"})
 
     @property
     def keys(self) -> list[Key]:
@@ -57,12 +60,17 @@ class Run:
         return [(self.recipe, shlex.join(self.overrides), data, self.seed) for data in ("", *self.tested_on)]
 
     @property
-    def arguments(self) -> list[str]:
-        """Command-line arguments of its training."""
-        precision = ["--trainer.precision=bf16-mixed"] if self.load().bfloat16 else []
-        compiled = ["--model.compile=true"] if self.compiled else []
-        one = "--trainer.devices=1"  # Lightning would start the queue again for each further one
-        return [f"--seed_everything={self.seed}", *self.overrides, one, *precision, *compiled]
+    def changes(self) -> dict[str, Any]:
+        """What its training changes in the recipe."""
+        changes: dict[str, Any] = {"seed_everything": self.seed}
+        if not self.check_hashes:
+            changes["data.check_hashes"] = False
+        changes["trainer.devices"] = 1  # Lightning would start the queue again for each further one
+        if self.load().bfloat16:
+            changes["trainer.precision"] = "bf16-mixed"
+        if self.compiled:
+            changes["model.compile"] = True
+        return changes
 
 
 def plan(wanted: Sequence[str] = (), check_hashes: bool = True, compiled: bool = False) -> list[Run]:

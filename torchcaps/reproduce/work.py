@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from torchcaps.recipes.values import options_of
 from torchcaps.reproduce.plan import Run
 from torchcaps.reproduce.results import Result, add_results, in_unit, known_results
+from torchcaps.runs.checkpoint import Checkpoint
+from torchcaps.runs.places import newest_intact
 from torchcaps.training.build import Training
-from torchcaps.training.checkpoint_files import read_checkpoint
-from torchcaps.training.checkpoints import newest_whole
+from torchcaps.training.values import Values
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.files import make_folder, read_json, write_text_whole
 from torchcaps.utils.machine import commit, hardware
@@ -55,8 +57,8 @@ def work(run: Run, root: Path) -> None:
 
 def steps_done(run: Run, root: Path) -> int:
     """Return the number of steps that the newest checkpoint of a run has taken."""
-    checkpoint, _ = newest_whole(run.folder(root).glob("version_*/checkpoints"))
-    return 0 if checkpoint is None else read_checkpoint(checkpoint, "global_step")["global_step"]
+    checkpoint, _ = newest_intact(run.folder(root).glob("version_*/checkpoints"))
+    return 0 if checkpoint is None else Checkpoint.read(checkpoint).step
 
 
 def _stop_without_parent() -> None:
@@ -69,10 +71,10 @@ def _stop_without_parent() -> None:
 
 def _train(run: Run, root: Path, signals: StopSignals) -> None:
     folder, recipe = run.folder(root), run.load()
-    checkpoint, problem = newest_whole(folder.glob("version_*/checkpoints"))
+    checkpoint, problem = newest_intact(folder.glob("version_*/checkpoints"))
     if problem:
         print(f"{problem}: resuming from {checkpoint or 'the beginning'}", file=sys.stderr)
-    training = Training(recipe, run.arguments, folder, signals=signals)
+    training = Training(Values.of(recipe, run.changes), folder, signals, checkpoint)
     assert training.run_folder is not None
     for old in folder.glob("version_*/checkpoints"):
         if checkpoint is not None and old != checkpoint.parent:
@@ -91,7 +93,7 @@ def _train(run: Run, root: Path, signals: StopSignals) -> None:
     parts = _parts(folder)
     results = [_test(run, "", training, training, parts)]
     for data in run.tested_on:
-        other = Training(recipe, [*run.arguments, f"--data={data}"])
+        other = Training(Values.of(recipe, {**run.changes, "data": data}))
         other.model.load_state_dict(training.model.state_dict())
         results.append(_test(run, data, training, other, parts))
     add_results(root / "results.csv", results)
@@ -120,7 +122,7 @@ def _test(run: Run, data: str, trained: Training, tested: Training, parts: list[
         unit=recipe.unit,
         parameters=sum(p.numel() for p in trained.model.network.parameters()),
         published="" if data or recipe.is_small else recipe.published,
-        command=shlex.join(["torchcaps", "train", *run.recipe.split(), *run.arguments]),
+        command=shlex.join(["torchcaps", "train", *run.recipe.split(), *options_of(run.changes)]),
         commit=" then ".join(dict.fromkeys(commits)),
         hardware="; ".join(dict.fromkeys(part["hardware"] for part in parts)),
         precision=str(trained.trainer.precision),

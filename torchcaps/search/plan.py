@@ -3,7 +3,6 @@
 docs/hyperparameters.md shows a head, and says what each of its lines means.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from jsonargparse import ArgumentError, ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from torchcaps.recipes import Recipe
-from torchcaps.recipes.values import plain
+from torchcaps.recipes.values import own_arguments, plain
 from torchcaps.training.build import Training
-from torchcaps.training.checkpoint_files import own_arguments
 from torchcaps.training.errors import refused, where
 from torchcaps.training.monitors import how_to_validate, logged_metrics, mode_of, validates
-from torchcaps.training.overrides import read_overrides
+from torchcaps.training.overrides import Override, overrides_of
+from torchcaps.training.values import Values
 from torchcaps.utils.checks import nearest, one_line
 from torchcaps.utils.extras import needs
 
@@ -42,7 +41,7 @@ class Plan:
             the lowest of all else.
         trials: number of trainings.
         prune: whether bad trials end early.
-        overrides: command-line arguments that hold for all trials.
+        overrides: values that are the same in all trials.
         allow_code: whether the recipe may name classes of any package.
         folder: folder of the search.
         seed: seed of the search, which is that of the recipe.
@@ -54,7 +53,7 @@ class Plan:
     mode: Literal["max", "min"] | None = None
     trials: PositiveInt = 20
     prune: bool = True
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[Override, ...] = ()
     allow_code: bool = False
     folder: Path = Path()
     seed: int = 0
@@ -71,15 +70,16 @@ class Plan:
     def training(self, values: Mapping[str, Any], **options: Any) -> Training:
         """Return the training of a trial that has these values, with options of `Training`. All trials on data of one's
         own have the split of the first."""
-        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
-        overrides = [*self.overrides, *(f"--{name}={text}" for name, text in texts.items())]
+        overrides = [*self.overrides, *overrides_of(values)]
         splits = sorted(self.folder.glob("trial_*/version_*/split.csv"))
         data = self.recipe.config.get("data") or {}
         name = "data.images.split" if isinstance((data.get("init_args") or {}).get("images"), dict) else "data.split"
-        given = own_arguments(data).get("split") is not None or any(x.startswith(f"--{name}") for x in overrides)
+        given = own_arguments(data).get("split") is not None or any(
+            ".".join(x.path).startswith(name) for x in overrides
+        )
         if splits and not given:
-            overrides.append(f"--{name}={splits[0]}")
-        return Training(self.recipe, overrides, allow_code=self.allow_code, **options)
+            overrides += overrides_of({name: str(splits[0])})
+        return Training(Values.of(self.recipe, overrides, self.allow_code), **options)
 
 
 def read_plan(recipe: Recipe, **options: Any) -> Plan:
@@ -121,7 +121,7 @@ def check(plan: Plan) -> int:
 
     Return the seed of the recipe. Raise a ValueError, in one line, or a DataError if something cannot work.
     """
-    for override in read_overrides(list(plan.overrides)):
+    for override in plan.overrides:
         if (name := ".".join(override.path)) in plan.values:
             raise ValueError(f"{name} is searched: leave out --{name}, or take it out of search.values")
     for name in plan.values:

@@ -23,9 +23,8 @@ from lightning import Callback, LightningModule, Trainer
 
 from torchcaps.data import DataError
 from torchcaps.recipes.values import plain
+from torchcaps.runs.places import newest_intact
 from torchcaps.search.plan import Plan, check
-from torchcaps.training.checkpoints import newest_whole
-from torchcaps.training.overrides import read_overrides
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import make_folder, take_folder
@@ -63,7 +62,7 @@ def open_search(plan: Plan, runs: Path, resume: bool, where: str | None) -> tupl
     study = open_study(plan, where or f"sqlite:///{folder.absolute() / 'study.db'}")
     make_folder(folder)
     values = [plan.recipe.config, {**plain(plan.recipe.search or {}), "trials": None}]
-    overrides = [f"--{'.'.join(x.path)}{'+' * x.adds}={x.value}" for x in read_overrides(list(plan.overrides))]
+    overrides = [f"--{'.'.join(x.path)}{'+' * x.adds}={x.value}" for x in plan.overrides]
     now = {"values": json.dumps(values, default=str), "overrides": shlex.join(overrides)}
     then = study.user_attrs.get("began with", now)
     if then != now:
@@ -172,7 +171,7 @@ def _run(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
     starts = trial.user_attrs.get("starts", 0) + 1
     trial.set_user_attr("starts", starts)
     try:
-        if starts > STARTS and newest_whole(plan.folder_of(trial.number).glob("version_*/checkpoints"))[0] is None:
+        if starts > STARTS and newest_intact(plan.folder_of(trial.number).glob("version_*/checkpoints"))[0] is None:
             reason = trial.user_attrs.get("ended", "perhaps killed")
             raise RuntimeError(f"its training began {STARTS} times and ended before a checkpoint: {reason}")
         metric = _train(plan, trial, signals)
@@ -198,13 +197,15 @@ def _run(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> None:
 def _train(plan: Plan, trial: optuna.Trial, signals: StopSignals) -> float:
     """Train a trial to its end, from its newest checkpoint if it has one. Return the metric of its last validation."""
     folder = plan.folder_of(trial.number)
-    checkpoint, _ = newest_whole(folder.glob("version_*/checkpoints"))
-    training = plan.training({name: trial.params[name] for name in plan.values}, folder=folder, signals=signals)
+    resumed, _ = newest_intact(folder.glob("version_*/checkpoints"))
+    training = plan.training(
+        {name: trial.params[name] for name in plan.values}, folder=folder, signals=signals, resumed=resumed
+    )
     trainer: Any = training.trainer
     trial.set_user_attr("recipe", training.values)
     reports = Reports(trial, plan.metric)
     trainer.callbacks.insert(0, reports)
-    trainer.fit(training.model, training.datamodule, ckpt_path=checkpoint, weights_only=True)
+    trainer.fit(training.model, training.datamodule, ckpt_path=resumed, weights_only=True)
     if not reports.reported:
         raise ValueError("the training ended before its first validation: train longer, or validate more often")
     return reports.reported[-1]

@@ -14,7 +14,6 @@ from typing import Any
 
 import lightning
 import torch
-import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning import seed_everything
 from lightning.pytorch.callbacks import (
@@ -35,34 +34,29 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from torchcaps.data import DataError, EncodedImages, ImageNet, LabeledData
 from torchcaps.nn import CapsuleHead, RoutingPool2d
-from torchcaps.recipes import Recipe
-from torchcaps.recipes.modules import OwnModules
-from torchcaps.recipes.values import ARGUMENTS
+from torchcaps.recipes.values import own_arguments
 from torchcaps.routing import Routing
-from torchcaps.training.checkpoints import NEWEST, KeepsValues, LastCheckpoints, WholeCheckpointIO
+from torchcaps.training.checkpoints import (
+    NEWEST,
+    AtomicCheckpointIO,
+    KeepsValues,
+    LastCheckpoints,
+    Resumption,
+    add_facts,
+)
 from torchcaps.training.classifier import Classifier
-from torchcaps.training.errors import innermost, refused, where
+from torchcaps.training.errors import innermost
 from torchcaps.training.margin import SpreadMargin
-from torchcaps.training.monitors import ChecksMonitors
-from torchcaps.training.names import Names, Refused, import_name
-from torchcaps.training.overrides import Override, read_overrides, with_override
-from torchcaps.training.parts import build_part, untrained
+from torchcaps.training.monitors import ChecksMonitors, validates
+from torchcaps.training.names import import_name
+from torchcaps.training.parts import build_part, plain_values, untrained
 from torchcaps.training.progress import ProgressLines
 from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
+from torchcaps.training.values import Values
 from torchcaps.utils.checks import counted, nearest, one_line
 from torchcaps.utils.files import take_folder, write_text_whole, writing
 from torchcaps.utils.signals import StopSignals
-
-# Overrides with which any recipe runs in seconds.
-SMOKE = (
-    "--data.batch_size=2",
-    "--trainer.max_epochs=1",
-    "--trainer.limit_train_batches=2",
-    "--trainer.limit_val_batches=1",
-    "--trainer.limit_test_batches=1",
-    "--trainer.log_every_n_steps=1",
-)
 
 # Callbacks of Lightning that would not do what they promise here.
 UNUSABLE: dict[type, str] = {
@@ -95,133 +89,137 @@ LEAST = {  # numbers of the trainer that Lightning does not check
 class Training:
     """The trainer, the model and the data of a recipe. Building them runs nothing.
 
-    With `allow_code` the recipe may name any class or function, also of modules in its own folder; see
+        training = Training(Values.of(load_recipe("quickstart"), {"trainer.max_epochs": 5}), Path("runs/quickstart"))
+        training.fit()
+        training.test()["test/accuracy"]
+
+    With `allow_code` the values may name any class or function, also of modules in the recipe's own folder; see
     `torchcaps.recipes.modules`. Without it, only those that `torchcaps.training.names` knows, and nothing else is run.
 
     Args:
-        recipe: recipe whose values are parsed.
-        overrides: command-line arguments such as `--trainer.max_epochs 5`; they take precedence over the recipe.
-        folder: folder of the runs of this recipe; logs and checkpoints go to a new `version_N` in it. None writes none.
-        smoke: take two steps of two samples, unless the overrides set these numbers; the folder is then `smoke_N`.
+        given: the values, of a recipe or of a run. Those of a run are not fitted to the data again.
+        folder: folder of the runs of this recipe; logs and checkpoints go to a new `version_N` in it, or `smoke_N`;
+            None writes none.
         signals: signals that ask the training to stop.
-        allow_code: whether the recipe and the overrides may name classes and functions of any package.
-        checkpoint: checkpoint whose weights will be loaded, so that no pretrained ones need be.
+        resumed: checkpoint from which the training goes on; None to begin.
 
     Raises:
         ValueError: a value cannot be used; the message is one line for the user of the command.
 
     Attributes:
-        parser: the parser of recipes.
-        config: all values, as the parser has read them.
         values: all values, as they stand in a run's `config.yaml`.
         trainer, model, datamodule: what is built of them.
         run_folder: folder of this run, or None if it writes no logs and checkpoints.
+        best: the best checkpoint after `fit`, if the recipe keeps one.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
-        overrides: list[str],
+        given: Values,
         folder: Path | None = None,
-        smoke: bool = False,
         signals: StopSignals | None = None,
-        allow_code: bool = False,
-        checkpoint: Path | None = None,
+        resumed: Path | None = None,
     ):
-        self.recipe, self.folder, self.smoke, self.signals = recipe, folder, smoke, signals or StopSignals()
+        self.given, self.folder, self.signals, self.resumed = given, folder, signals or StopSignals(), resumed
         self.run_folder: Path | None = None
-        self.allow_code, self.checkpoint = allow_code, checkpoint
-        self.overrides = [*(SMOKE if smoke else ()), *overrides]
+        self.best: Path | None = None
+        self._resumption = Resumption()
         self.parser = recipe_parser(logs=folder is not None)
-        self.config = self._parsed()
+        try:
+            self.config = self.parser.parse_object(given.merged)
+        except (ArgumentError, RecursionError) as error:
+            raise given.refusal(error) from error
         self._check_numbers()
         seed = self.config.seed_everything  # True for any, False for none
         if seed is not False:
             self.config.seed_everything = seed_everything(None if seed is True else seed, workers=True)
-        self._build()
-
-    def _parsed(self) -> Namespace:
-        """Parse the values of the recipe with the overrides."""
-        names = Names(self.allow_code)
-        self.own_modules = OwnModules(self.recipe.name, self.recipe.files, self.allow_code)
-        done: list[Override] = []
         try:
-            values = self.recipe.config
-            names.check(values)
-            for override in read_overrides(self.overrides):
-                done.append(override)
-                values = with_override(values, override, names)
-                names.check(values)
-            return self.parser.parse_object(values)
-        except (Refused, ArgumentError, RecursionError) as error:
-            path, said = (error.path, str(error)) if isinstance(error, Refused) else refused(error)
-            said = self.own_modules.why_not(error.__cause__) or said
-            if [name for name in path if name not in ARGUMENTS][:3] == ["model", "loss", "weight"]:
-                said = (
-                    'class weights are given as --model.class_weights balanced, or as "[1, 19]" with one for each class'
-                )
-            raise ValueError(f"{where(path, self.recipe.name, done)}: {said}") from error
-
-    def _build(self) -> None:
-        """Build the trainer, the model and the data."""
-        try:
-            read = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
-            Names(self.allow_code).check(read)  # again, as the parser has read them
-            for part in (self.config.data, self.config.model.network):
-                if "init_args" not in part:
-                    part.init_args = Namespace()  # of a class whose constructor takes no arguments
-            data = self.config.data.init_args
-            if self.smoke and "max_texts" in data and data.max_texts is None:
-                data.max_texts = 8  # otherwise all texts would be embedded before the first step
-            if self.checkpoint is None:  # otherwise the values are those of a run, which was fitted
-                self._fit_to_data()
-            self.values: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
-            config = self.config.clone()
-            if self.checkpoint is not None:  # no pretrained weights, which those of the checkpoint replace
-                config.model.network = Namespace(untrained(config.model.network.as_dict()))
-            built = self.parser.instantiate(config)
-            self.model: Classifier = built.model.train()  # weights of the package come in evaluation mode
-            self.datamodule: LabeledData = built.data
-            self.trainer = self._trainer(built.trainer.as_dict())
-            self._check_classes()
-            self._check_optimizer()
-            self._check_callbacks()
+            self._build()
         except Exception as error:
             self.give_back_folder()
-            if self.allow_code and not isinstance(error, ValueError):
+            if given.allow_code and not isinstance(error, ValueError):
                 raise  # perhaps an error in the user's own modules
             if isinstance(error, OSError | ImportError):
                 raise
             said = innermost(error) or f"the training cannot be built: {type(error).__name__}"
             raise ValueError(said) from error  # without the lines that jsonargparse adds
 
-    def _fit_to_data(self) -> None:
-        """Write what the files of the user's own data determine into the values of the recipe: first arguments of the
-        data and of the network, then the rest of the model."""
-        data_values, model_values = self.config.data, self.config.model
-        if import_name(data_values.class_path).facts is LabeledData.facts:
-            return  # a published data set: its recipes have all values
-        _check_kind(model_values.network, data_values.init_args)
-        arguments = model_values.network.init_args
-        if "size" in arguments and arguments.size is None:
-            arguments.size = data_values.init_args.size  # a library's network takes images of the size asked for
-        data, network = _build_for_each_other(data_values, model_values.network)
-        model_values.classes = data.classes
-        of_library = model_values.network.class_path == "torchcaps.models.library_network"
-        rate = model_values.optimizer.get("init_args", {}).get("lr")
-        one_cycle = model_values.scheduler and "max_lr" in model_values.scheduler.get("init_args", {})
-        chosen = model_values.features_lr is not None or one_cycle
-        if of_library and arguments.trainable == "all" and not chosen and isinstance(rate, float):
-            model_values.features_lr = rate * FEATURES_LR[bool(arguments.pretrained)]
-        if arguments.get("decoder") is True and not model_values.reconstruction_weight:
-            arguments["decoder"] = False  # nothing would train it
-        loss, options = model_values.loss, inspect.signature(torch.nn.CrossEntropyLoss).parameters
-        given = loss.get("init_args", {})
-        plain = all(given.get(name, option.default) == option.default for name, option in options.items())
-        of_logits = plain and loss.class_path == "torch.nn.CrossEntropyLoss"
-        if of_logits and not getattr(network, "gives_logits", True):
-            model_values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
-        _set(data_values.init_args, data.found())
+    def fit(self) -> None:
+        """Train to the end, and give the model the weights of the best checkpoint if the recipe keeps one.
+
+        Raises:
+            ValueError: the data, or the checkpoint to resume, do not fit the training.
+            Stopped: a signal has stopped it, after a checkpoint.
+        """
+        try:
+            self.trainer.fit(self.model, self.datamodule, ckpt_path=self.resumed, weights_only=True)
+        except MisconfigurationException as error:
+            raise ValueError(str(error)) from error
+        except Exception as error:
+            if self.resumed is None or not self._resumption.is_reason_for(error):
+                raise
+            raise ValueError(
+                f"{self.resumed} has no state that this training can be resumed from ({type(error).__name__}: "
+                f"{one_line(error)}): expected one that `torchcaps train` wrote for the same recipe"
+            ) from error
+        if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
+            self.trainer.loggers = []  # the test starts new processes, which would begin the logs anew
+        self._take_best()
+        if self.report() and validates(self.trainer, self.datamodule):  # the report sees the validation samples
+            loggers, self.trainer.loggers = self.trainer.loggers, []  # the curves would get one more point
+            self.trainer.validate(self.model, self.datamodule, verbose=False)
+            self.trainer.loggers = loggers
+
+    def _take_best(self) -> None:
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.monitor not in NEWEST and callback.best_model_path:
+                self.best = Path(callback.best_model_path)
+                content = torch.load(self.best, map_location="cpu", weights_only=True)
+                self.model.load_state_dict(content["state_dict"])
+                self.best_epoch = content["epoch"] + 1
+                if report := self.report():
+                    report.about["epoch"] = self.best_epoch
+                return
+
+    def test(self) -> dict[str, float]:
+        """Test the model, and return the metrics by name. What the report found is written into the checkpoint of this
+        training that was tested."""
+        try:
+            (metrics,) = self.trainer.test(self.model, self.datamodule, verbose=False)
+        except MisconfigurationException as error:
+            raise ValueError(str(error)) from error
+        report = self.report()
+        if report is not None and self.run_folder is not None and self.trainer.is_global_zero:
+            tested = self.best or self.run_folder / "checkpoints" / "last.ckpt"
+            if tested.is_file():
+                add_facts(tested, report.about)
+        return dict(metrics)
+
+    def _build(self) -> None:
+        """Build the trainer, the model and the data."""
+        config = self.config.clone()
+        for part in (config.data, config.model.network):
+            if "init_args" not in part:
+                part.init_args = Namespace()  # of a class whose constructor takes no arguments
+        if self.given.smoke and "max_texts" in config.data.init_args and config.data.init_args.max_texts is None:
+            config.data.init_args.max_texts = 8  # otherwise all texts would be embedded before the first step
+        if self.given.checkpoint is not None:  # its values are fitted to the data, and its weights follow
+            data = build_part(LabeledData, config.data)
+            network = build_part(nn.Module, untrained(config.model.network.as_dict()))
+        elif import_name(config.data.class_path).facts is LabeledData.facts:  # published: recipes have all values
+            data = build_part(LabeledData, config.data)
+            network = build_part(nn.Module, config.model.network)
+        else:
+            data, network = _fitted_to_each_other(config.data, config.model)
+        self.config, self.values = config, plain_values(config)
+        built = self.parser.instantiate(_with_parts(config, data, network))
+        self.model: Classifier = built.model.train()  # weights of the package come in evaluation mode
+        self.datamodule = data
+        self.trainer = self._trainer(built.trainer.as_dict())
+        self._check_shares()
+        self._check_classes()
+        self._check_optimizer()
+        self._check_callbacks()
 
     def _check_numbers(self) -> None:
         """Check the seed, and values of the trainer that Lightning does not check."""
@@ -271,11 +269,22 @@ class Training:
             )
         if isinstance(built, dict) and "max_lr" in built["optimizer"].param_groups[0]:
             rates = {"model.features_lr"} if self.model.features_lr is not None else set()
-            rates |= {".".join(override.path) for override in read_overrides(self.overrides)} & {"model.optimizer.lr"}
+            rates |= {".".join(override.path) for override in self.given.overrides} & {"model.optimizer.lr"}
             if rates:
                 raise ValueError(
                     f"{' and '.join(sorted(rates))} cannot change anything: this model.scheduler sets all learning "
                     "rates; give --model.scheduler.max_lr"
+                )
+
+    def _check_shares(self) -> None:
+        """Check that no share of the samples is asked for where a split has decided all parts."""
+        then, now = (own_arguments(values["data"]) for values in (self.given.recipe.config, self.values))
+        for override in self.given.overrides:
+            name = override.path[-1]
+            of_data = override.path[0] == "data" and name in ("val_share", "test_share")
+            if of_data and now.get("split") is not None and now.get(name) != then.get(name):
+                raise ValueError(
+                    f"--{'.'.join(override.path)} has no effect on the split of {now['split']}: leave it out"
                 )
 
     def _check_callbacks(self) -> None:
@@ -322,7 +331,7 @@ class Training:
         if not any(isinstance(callback, Checkpoint) for callback in callbacks):
             arguments["enable_checkpointing"] = False  # otherwise Lightning adds a callback of its own
         given = arguments["plugins"] or []
-        plugins = [*(given if isinstance(given, list) else [given]), WholeCheckpointIO()]
+        plugins = [*(given if isinstance(given, list) else [given]), AtomicCheckpointIO(self._resumption)]
         try:
             return Trainer(**{**arguments, "callbacks": callbacks, "plugins": plugins})
         except (TypeError, MisconfigurationException) as error:  # raised by the Trainer for a wrong value
@@ -341,19 +350,16 @@ class Training:
         for callback in callbacks:
             if isinstance(callback, Report):
                 callback.folder = self.run_folder
-                small = ["--small"] if self.recipe.is_small else []
-                resumed = [] if self.checkpoint is None else ["--ckpt_path", str(self.checkpoint)]
-                allowed = ["--allow_code"] if self.allow_code else []
-                callback.describe(self.recipe.name, [*small, *self.overrides, *allowed, *resumed])
-        callbacks.append(ChecksMonitors())
+                callback.describe(self.given.recipe.name, self.given.arguments)
+        callbacks += [ChecksMonitors(), self._resumption]
         if arguments["enable_progress_bar"] is not False and not any(isinstance(x, ProgressBar) for x in callbacks):
             callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())
         if self.run_folder is not None and arguments["enable_checkpointing"] is not False:
             callbacks.append(LastCheckpoints(self.run_folder / "checkpoints", self.signals))
-            callbacks.append(KeepsValues(self.values, self.own_modules.files))
+            callbacks.append(KeepsValues(self.values, self.given.own_modules.files))
         return callbacks
 
-    def what(self) -> str:
+    def summary(self) -> str:
         """Return in one line what is trained: the network, its routing, its parameters, the classes and the images."""
         values, network = self.config.model.network, self.model.network
         arguments = values.init_args
@@ -385,13 +391,6 @@ class Training:
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         return next((callback for callback in callbacks if isinstance(callback, Report)), None)
 
-    def best_checkpoint(self) -> Path | None:
-        """Return the checkpoint with the best value of a metric, if the recipe has a callback that keeps one."""
-        for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.monitor not in NEWEST and callback.best_model_path:
-                return Path(callback.best_model_path)
-        return None
-
     def give_back_folder(self) -> None:
         """Remove the folder of a run that has no checkpoint and no metrics yet."""
         folder = self.run_folder
@@ -399,7 +398,7 @@ class Training:
             shutil.rmtree(folder, ignore_errors=True)  # only the first process has made it
 
     def _take_folder(self, folder: Path) -> Path:
-        kind = "smoke" if self.smoke else "version"
+        kind = "smoke" if self.given.smoke else "version"
         rank = getattr(rank_zero_only, "rank", 0)
         if rank:  # a placeholder: the first process takes the folder, and broadcasts it when all are connected
             return folder / f"{kind}_of_the_first_process"
@@ -417,7 +416,7 @@ def recipe_parser(logs: bool) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False, dump_header=[f"lightning.pytorch=={lightning.__version__}"])
     parser.add_argument("--seed_everything", type=bool | int, default=True)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
-    parser.set_defaults({"trainer.logger": logs, "trainer.enable_model_summary": False})  # see `Training.what`
+    parser.set_defaults({"trainer.logger": logs, "trainer.enable_model_summary": False})  # see `Training.summary`
     parser.add_class_arguments(Classifier, "model", fail_untyped=False)
     parser.add_subclass_arguments(LabeledData, "data", fail_untyped=False, required=True)
     return parser
@@ -435,30 +434,52 @@ def _check_kind(network: Namespace, data: Namespace) -> None:
         raise ValueError(f"{name} is a network of {kind}, and the data has {other}: choose another --model")
 
 
-def _build_for_each_other(data_values: Namespace, network_values: Namespace) -> tuple[LabeledData, nn.Module]:
-    """Build the user's own data and a network for it, whose parameters have no values. Set the arguments of the network
-    that the data determines. If the network takes images of one shape only, set this shape for the data."""
-    arguments = network_values.init_args
-    for _ in range(2):  # the second time with the shape that the network takes
-        data = build_part(LabeledData, data_values)
-        facts = data.facts()
-        _set(arguments, {name: value for name, value in facts.items() if name in arguments})
-        network = _without_values(network_values)
-        channels, size, *_ = getattr(network, "image_shape", None) or (None, None)
-        if channels in (None, facts.get("in_channels")) and size in (None, facts.get("image_size")):
-            break
+def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tuple[LabeledData, nn.Module]:
+    """Build the user's own data and a network for it. Write what they determine of each other, and of the rest of the
+    model, into the values: arguments of the network that follow from the files and, where the network takes images of
+    one shape only, this shape."""
+    _check_kind(model_values.network, data_values.init_args)
+    arguments = model_values.network.init_args
+    if "size" in arguments and arguments.size is None:
+        arguments.size = data_values.init_args.size  # a library's network takes images of the size asked for
+    if arguments.get("decoder") is True and not model_values.reconstruction_weight:
+        arguments["decoder"] = False  # nothing would train it
+    data = build_part(LabeledData, data_values)
+    facts = data.facts()
+    _set(arguments, {name: value for name, value in facts.items() if name in arguments})
+    random = torch.get_rng_state()
+    network = build_part(nn.Module, model_values.network)
+    channels, size, *_ = getattr(network, "image_shape", None) or (None, None)
+    if channels not in (None, facts.get("in_channels")) or size not in (None, facts.get("image_size")):
         _set(data_values.init_args, {"channels": channels, "size": size})
+        data = build_part(LabeledData, data_values)
+        changed = {name: value for name, value in data.facts().items() if name in arguments}
+        if any(arguments[name] != value for name, value in changed.items()):
+            _set(arguments, changed)
+            torch.set_rng_state(random)
+            network = build_part(nn.Module, model_values.network)
+    model_values.classes = data.classes
+    of_library = model_values.network.class_path == "torchcaps.models.library_network"
+    rate = model_values.optimizer.get("init_args", {}).get("lr")
+    one_cycle = model_values.scheduler and "max_lr" in model_values.scheduler.get("init_args", {})
+    chosen = model_values.features_lr is not None or one_cycle
+    if of_library and arguments.trainable == "all" and not chosen and isinstance(rate, float):
+        model_values.features_lr = rate * FEATURES_LR[bool(arguments.pretrained)]
+    loss, options = model_values.loss, inspect.signature(torch.nn.CrossEntropyLoss).parameters
+    given = loss.get("init_args", {})
+    plain = all(given.get(name, option.default) == option.default for name, option in options.items())
+    of_logits = plain and loss.class_path == "torch.nn.CrossEntropyLoss"
+    if of_logits and not getattr(network, "gives_logits", True):
+        model_values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
+    _set(data_values.init_args, data.found())
     return data, network
 
 
-def _without_values(network: Namespace) -> nn.Module:
-    """Build a network whose parameters have shapes but no values, and are not downloaded."""
-    values = untrained(network.as_dict())
-    try:
-        with torch.device("meta"):
-            return build_part(nn.Module, values)
-    except NotImplementedError:  # a few networks of torchvision read values while they are built
-        return build_part(nn.Module, values)
+def _with_parts(config: Namespace, data: LabeledData, network: nn.Module) -> Namespace:
+    """Return values with two parts that are built, for the parser to build the others."""
+    config = config.clone()
+    config.data, config.model.network = data, network
+    return config
 
 
 def _set(arguments: Namespace, values: dict[str, Any]) -> None:

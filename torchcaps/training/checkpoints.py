@@ -1,14 +1,11 @@
-"""Checkpoints of a training: saving them so that a run can resume exactly, and finding the newest one that is whole.
-
-`torchcaps train` and the queue of `torchcaps reproduce` save them; all commands with `--ckpt_path last` look for them.
-"""
+"""Checkpoints of a training: how they are saved, so that a run can resume exactly. `torchcaps.runs` finds and reads
+them."""
 
 import json
 import shutil
 import signal
 import time
-import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,10 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, Mod
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch.optim import SGD, Optimizer
 
+from torchcaps.data.files import DataError
 from torchcaps.data.splits import SPLIT
-from torchcaps.utils.checks import counted, one_line, whole_number
+from torchcaps.training.curves import metrics_of
+from torchcaps.utils.checks import counted
 from torchcaps.utils.files import make_folder, sync_folder, write_whole
 from torchcaps.utils.processes import PATIENCE, lost_another
 from torchcaps.utils.quiet import quiet_process
@@ -35,8 +34,53 @@ PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")  # in the 
 FACTS = "about"  # key of a checkpoint for the facts that `Report` has found
 
 
-class WholeCheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint to a temporary file, and rename it when all of it is on the disk."""
+class Resumption(Callback):
+    """Know when a training takes over the state of a checkpoint: from its reading to the start of the training, and in
+    the first step of the optimizer, which finds what is missing in its state.
+
+    Attributes:
+        under_way: whether it does so now.
+    """
+
+    def __init__(self) -> None:
+        self.under_way = False
+        self._steps = 0
+
+    def is_reason_for(self, error: BaseException) -> bool:
+        """Return whether an error was raised because the state of the checkpoint does not fit."""
+        others = (CannotResume, DataError, OSError, ImportError, FloatingPointError, torch.OutOfMemoryError)
+        if not self.under_way or isinstance(error, others) or lost_another(error):
+            return False
+        return not (self._steps and isinstance(error, ValueError))
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.under_way = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.under_way = False
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self._steps += 1
+        self.under_way = self._steps == 1
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        self.under_way = False
+
+
+class CannotResume(ValueError):
+    """A checkpoint has no state that this training can go on from; the message says why."""
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write each checkpoint to a temporary file, and rename it when all of it is on the disk.
+
+    Args:
+        resumption: what is told that a checkpoint is read.
+    """
+
+    def __init__(self, resumption: Resumption | None = None) -> None:
+        super().__init__()
+        self.resumption = resumption or Resumption()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         def write(unfinished: Path) -> None:
@@ -49,6 +93,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint. Paths of other checkpoints in it, which Lightning would delete when better ones come, are
         those of the files of the same names beside it, because the folder may have been moved. Other paths are
         forgotten."""
+        self.resumption.under_way = True
         checkpoint: dict[str, Any] = super().load_checkpoint(path, *args, **options)
         states = checkpoint.get("callbacks")
         for state in states.values() if isinstance(states, dict) else ():
@@ -92,7 +137,7 @@ class KeepsValues(Callback):
 def add_facts(path: Path, facts: dict[str, Any]) -> None:
     """Write facts of a training, such as its metrics, into a checkpoint that it has left."""
     content = torch.load(path, map_location="cpu", weights_only=True)
-    WholeCheckpointIO().save_checkpoint(content | {FACTS: json.dumps(facts)}, path)
+    AtomicCheckpointIO().save_checkpoint(content | {FACTS: json.dumps(facts)}, path)
 
 
 class LastCheckpoints(Checkpoint):
@@ -147,7 +192,7 @@ class LastCheckpoints(Checkpoint):
             return
         now, samples = data.batch_size_together, batches["ready"] * then
         if samples % (now * trainer.accumulate_grad_batches):
-            raise ValueError(
+            raise CannotResume(
                 f"the checkpoint was saved within an epoch, after {counted(samples, 'sample')} in global batches of "
                 f"{then}, and the new global batch of {now} does not divide them: choose data.batch_size and the "
                 f"number of processes so that their product is {then}"
@@ -266,7 +311,7 @@ def _check_states(trainer: Trainer, optimizer_states: Any, lr_schedulers: Any, g
         ("schedulers", lr_schedulers, trainer.lr_scheduler_configs),
     ):
         if len(states) != len(built):
-            raise ValueError(
+            raise CannotResume(
                 f"{source}: it has the states of {len(states)} {what}, expected {len(built)}: take the checkpoint as "
                 "it was written"
             )
@@ -275,11 +320,11 @@ def _check_states(trainer: Trainer, optimizer_states: Any, lr_schedulers: Any, g
         values = state.get("state") if isinstance(state, dict) else None
         skips = getattr(trainer.precision_plugin, "scaler", None) is not None  # steps whose gradients overflow
         if values == {} and global_step and not skips and _keeps_state(optimizer):
-            raise ValueError(f"{source}: it has nothing of the optimizer: take the checkpoint as it was written")
+            raise CannotResume(f"{source}: it has nothing of the optimizer: take the checkpoint as it was written")
         for kept in values.values() if isinstance(values, dict) else ():
             for name, value in kept.items() if isinstance(kept, dict) else ():
                 if isinstance(value, torch.Tensor) and not _is_usable(value, integers):
-                    raise ValueError(
+                    raise CannotResume(
                         f"{source}: {name} of the optimizer is no dense tensor of finite floating-point numbers: take "
                         "an earlier checkpoint"
                     )
@@ -302,44 +347,3 @@ def _has_stopped(callback: EarlyStopping) -> bool:
     if callback.stopping_reason is EarlyStoppingReason.PATIENCE_EXHAUSTED:
         return callback.wait_count >= callback.patience
     return callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
-
-
-def metrics_of(folder: Path) -> list[Path]:
-    """Return the tables of metrics in the folder of a run: first those of the runs that it has resumed, in order."""
-    return [*sorted(folder.glob("metrics.*.csv")), *folder.glob("metrics.csv")]
-
-
-def newest_first(folders: Iterable[Path]) -> list[Path]:
-    """Return the checkpoints in folders `version_N/checkpoints`, whole or not, those of the highest N first."""
-    numbered = [(whole_number(folder.parent.name.removeprefix("version_")), folder) for folder in folders]
-    ordered = sorted(((number, folder) for number, folder in numbered if number is not None), reverse=True)
-    return [folder / name for _, folder in ordered for name in NAMES if (folder / name).is_file()]
-
-
-def newest_whole(folders: Iterable[Path]) -> tuple[Path | None, str]:
-    """Return the newest whole checkpoint in such folders, if there is one, and what is wrong with a newer one."""
-    first_problem = ""
-    for path in newest_first(folders):
-        problem = damage(path)
-        if problem is None:
-            return path, first_problem
-        first_problem = first_problem or f"{path} is damaged ({problem})"
-    return None, first_problem
-
-
-def damage(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint according to its own checksums, or None if it is whole.
-
-    Raises:
-        PermissionError: it may not be read, which says nothing about what is in it.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
-                return "it is compressed"  # as no checkpoint is; a few bytes could fill the memory
-            changed = archive.testzip()
-    except PermissionError:
-        raise
-    except Exception as error:  # damaged bytes make zipfile raise errors of many types
-        return one_line(error) or type(error).__name__
-    return f"{changed} is not what was written" if changed else None

@@ -25,6 +25,7 @@ from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
 from torchcaps.utils.arguments import Count, NotNegative, Positive, checked, shown, shown_with_type
 from torchcaps.utils.checks import counted, one_line
+from torchcaps.utils.processes import lost_another
 
 Stage = Literal["train", "val", "test"]
 
@@ -216,6 +217,18 @@ class Classifier(LightningModule):
             say_rare(dict(zip(names, counts.tolist(), strict=True)), remedies)
 
     def forward(self, inputs: Inputs) -> Prediction:
+        try:
+            return self._forward(inputs)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError or lost_another(error):  # such as an error of the memory
+                raise
+            shapes = [tuple(x.shape) for x in ((inputs,) if isinstance(inputs, Tensor) else inputs)]
+            raise ValueError(
+                f"the network does not fit the samples: of a batch of shape {' and '.join(map(str, shapes))} it says: "
+                f"{one_line(error)}"
+            ) from error
+
+    def _forward(self, inputs: Inputs) -> Prediction:
         if not isinstance(inputs, Tensor):
             return _prediction(self.network(*inputs))
         if inputs.dim() < 5:

@@ -19,10 +19,10 @@ def where(path: Path, recipe: str, overrides: typing.Sequence[Override]) -> str:
     """Return where a wrong value was given: an override, or a place in the recipe."""
     option = tuple(name for name in path if name not in (*ARGUMENTS, "class_path"))
     names = tuple(name for name in option if isinstance(name, str))
-    for override in reversed(overrides):
-        shared = min(len(names), len(override.path))
-        if shared and names[:shared] == override.path[:shared]:
-            return override.text
+    around = [override for override in overrides if names[: len(override.path)] == override.path]
+    within = [override for override in overrides if names and override.path[: len(names)] == names]
+    for override in (*reversed(around), *reversed(within)):
+        return override.text
     return f"{recipe}: {spelled(option)}" if option else recipe
 
 

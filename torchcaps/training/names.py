@@ -188,7 +188,10 @@ def _read(text: str, annotation: Any, path: Path) -> Any:
         return text
     except ValueError as error:
         raise Refused(path, str(error)) from None
-    return text if is_plain(annotation) else read
+    if is_plain(annotation):
+        return text
+    # The parser may read what it has read once more: a text within quotes within quotes.
+    return _read(read, annotation, path) if isinstance(read, str) and read != text else read
 
 
 def _may_be_plain(annotation: Any, value: Any) -> bool:

@@ -2,13 +2,14 @@
 
 import itertools
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from torchcaps.recipes.reading import read_yaml
-from torchcaps.recipes.values import ARGUMENTS, Path
+from torchcaps.recipes.values import ARGUMENTS, Path, options_of
 from torchcaps.training.names import OWNERS, Names, Refused, recipe_signature
 from torchcaps.training.signatures import UNKNOWN, parameters
 from torchcaps.utils.checks import one_line
@@ -21,13 +22,26 @@ class Override(NamedTuple):
         path: names on the way to the value, without `init_args`.
         value: the value, as text: the parser reads it as its type demands.
         adds: whether it is added to a list (`--NAME+=VALUE`).
-        text: the option as it was given.
+        tokens: the option as it was given on a command line, or could be.
     """
 
     path: tuple[str, ...]
     value: str
     adds: bool
-    text: str
+    tokens: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The option as it was given, for messages."""
+        return " ".join(self.tokens)
+
+
+def overrides_of(values: Mapping[str, Any] | Sequence[Override]) -> list[Override]:
+    """Return overrides of values by their dotted names, such as `{"trainer.max_epochs": 5}`; those that are overrides
+    already stay as they are."""
+    if not isinstance(values, Mapping):
+        return list(values)
+    return read_overrides(options_of(values))
 
 
 def read_overrides(tokens: list[str]) -> list[Override]:
@@ -39,8 +53,8 @@ def read_overrides(tokens: list[str]) -> list[Override]:
     overrides = []
     rest = list(tokens)
     while rest:
-        token = rest.pop(0)
-        name, equals, value = token.partition("=")
+        given = [rest.pop(0)]
+        name, equals, value = given[0].partition("=")
         if name in ("--config", "-c"):
             raise ValueError(
                 f"{name} is no option: a file of values is a recipe of its own, which may extend another one"
@@ -53,14 +67,14 @@ def read_overrides(tokens: list[str]) -> list[Override]:
         if not equals:
             if not rest or rest[0].startswith("--"):
                 raise ValueError(f"{name} has no value: give it as {name} VALUE")
-            value = rest.pop(0)
-            token = f"{name} {value}"
-            if is_number(value) and rest and is_number(rest[0]):
-                numbers = [value, *itertools.takewhile(is_number, rest)]
-                del rest[: len(numbers) - 1]
-                token, value = f"{name} {' '.join(numbers)}", f"[{', '.join(numbers)}]"
+            given.append(rest.pop(0))
+            if is_number(given[1]):
+                numbers = list(itertools.takewhile(is_number, rest))
+                del rest[: len(numbers)]
+                given += numbers
+            value = given[1] if len(given) == 2 else f"[{', '.join(given[1:])}]"
         path = name.removeprefix("--").removesuffix("+").split(".")
-        overrides.append(Override(tuple(path), value, name.endswith("+"), token))
+        overrides.append(Override(tuple(path), value, name.endswith("+"), tuple(given)))
     return overrides
 
 
@@ -129,15 +143,16 @@ def _replaced(values: Any, override: Override, names: Names, annotation: Any, pa
     if not before or not re.fullmatch(r"[\w.]+", override.value) or override.value in ("null", "true", "false"):
         return override.value
     known = parameters(names.find(override.value, annotation, path)) or {}
-    kept = {name: value for name, value in before.items() if name in known and _fits(value, known[name].annotation)}
+    kept = {name: x for name, x in before.items() if name in known and _fits(x, known[name].annotation, names)}
     return {"class_path": override.value, "init_args": kept}
 
 
-def _fits(value: Any, annotation: Any) -> bool:
+def _fits(value: Any, annotation: Any, names: Names) -> bool:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--value", type=Any if annotation is UNKNOWN else annotation)
     try:
+        names.check(value, annotation)  # the parser imports what it names
         parser.parse_object({"value": value})
-    except ArgumentError:
+    except (ArgumentError, Refused):
         return False
     return True

@@ -1,5 +1,7 @@
 """Parts of a recipe, such as its network or its data, built one at a time."""
 
+import sys
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, Namespace
@@ -24,3 +26,24 @@ def untrained(network: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a network whose trained weights are not to be read or downloaded."""
     arguments = network.get("init_args", {})
     return network | {"init_args": arguments | {"pretrained": False}} if "pretrained" in arguments else network
+
+
+def plain_values(values: Any) -> Any:
+    """Return values that the parser has read as JSON and YAML hold them, with functions by their names."""
+    if isinstance(values, Namespace):
+        values = values.as_dict()
+    if isinstance(values, Mapping):
+        return {name: plain_values(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [plain_values(value) for value in values]
+    if values is None or isinstance(values, bool | int | float | str):
+        return values
+    return _shortest_name(values) if hasattr(values, "__qualname__") else str(values)
+
+
+def _shortest_name(named: Any) -> str:
+    """Return the name of a class or function with the outermost module that has it: torchcaps.squash."""
+    parts = named.__module__.split(".")
+    modules = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    has = (module for module in modules if getattr(sys.modules.get(module), named.__qualname__, None) is named)
+    return f"{next(has, named.__module__)}.{named.__qualname__}"

@@ -1,7 +1,5 @@
 """A report on a training: what each class came to, curves, confusions, mistakes, calibrated probabilities."""
 
-import csv
-import io
 import json
 import shlex
 from collections.abc import Iterator, Sequence
@@ -21,12 +19,10 @@ from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_
 from torchcaps.measures.accuracy import balanced_accuracy
 from torchcaps.measures.axes import write
 from torchcaps.measures.calibration import calibrated_temperature, calibration_error
-from torchcaps.training.checkpoints import metrics_of
-from torchcaps.utils.checks import one_line
-from torchcaps.utils.files import read_text, write_csv_whole, write_text_whole
+from torchcaps.training.curves import curves_of
+from torchcaps.utils.files import write_csv_whole, write_text_whole
 
 MISTAKES = 24  # in the figure
-CURVES = {"loss": ("train/loss_epoch", "val/loss"), "accuracy": ("train/accuracy", "val/accuracy")}
 
 
 class Report(Callback):
@@ -199,24 +195,3 @@ def _class_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iter
     counts = measures[3]
     precision, recall, f1 = (f"{values[counts > 0].mean():.4f}" for values in measures[:3])
     yield "mean of the classes", precision, recall, f1, str(int(counts.sum()))
-
-
-def curves_of(folder: Path) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """Return the curves of a run, from its first epoch although it was resumed, for `curves_figure`."""
-    points: dict[str, dict[int, float]] = {}  # values by epoch, of each name
-    for path in metrics_of(folder):
-        table = csv.DictReader(io.StringIO(read_text(path, most=None), newline=""))
-        try:
-            rows = [row for row in table if row.get("epoch")]  # a learning rate has none
-            first = min((int(row["epoch"]) for row in rows), default=0)
-            for name in set().union(*CURVES.values()) if rows else ():
-                before = {epoch: value for epoch, value in points.get(name, {}).items() if epoch <= first}
-                points[name] = before | {int(row["epoch"]) + 1: float(row[name]) for row in rows if row.get(name)}
-        except (csv.Error, ValueError) as error:
-            raise ValueError(f"{path} is damaged ({one_line(error)}): remove it, with its curves") from None
-    curves: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-    for quantity, names in CURVES.items():
-        for part, name in zip(("training", "validation"), names, strict=True):
-            if values := points.get(name):
-                curves.setdefault(quantity, {})[part] = (list(values), list(values.values()))
-    return curves

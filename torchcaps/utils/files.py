@@ -216,8 +216,3 @@ def take_folder(parent: Path, kind: str) -> Path:
             number += 1
         else:
             return folder
-
-
-def folder_of(checkpoint: Path) -> Path:
-    """Return the folder of the run of a checkpoint, or the one that it lies in."""
-    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent

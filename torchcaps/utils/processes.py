@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")  # variables that torchrun, SLURM and Lightning set
 LAUNCHERS = (*RANKS, "JSM_NAMESPACE_RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK")  # variables that hold numbers
-FOR_USERS = ("DataError", "ValueError", "FloatingPointError")  # errors whose message is for the user
+FOR_USERS = ("DataError", "ValueError", "CannotResume", "FloatingPointError")  # errors whose message is for the user
 PATIENCE = 3.0  # seconds in which the first process reports an error that all have
 GRACE = 60.0  # seconds in which it says that another one has ended; while it waits for that one's data it cannot
 

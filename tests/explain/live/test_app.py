@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from pictures import draw_digits
+from runs import run_of
 
 from torchcaps.data import (
     CIFAR10,
@@ -20,7 +21,6 @@ from torchcaps.data import (
     SmallNORB,
     StereoToys,
 )
-from torchcaps.deploy import Trained
 from torchcaps.explain.page import samples_of
 from torchcaps.models import create_model
 
@@ -34,7 +34,7 @@ from torchcaps.explain.live.examples import test_images as images_of
 def answer(name, data, temperature=None, **arguments):
     """What the page shows of noise, and the probabilities that `torchcaps predict` writes of it."""
     torch.manual_seed(0)
-    trained = Trained(create_model(name, **arguments).eval(), data, {}, temperature)
+    trained = run_of(create_model(name, **arguments), data, temperature)
     image = torch.rand(1, *data.shape)
     return Looking(trained).answer(samples_of(image, None, data.names, ["noise"])), trained.probabilities(image)[0]
 
@@ -67,7 +67,7 @@ def test_a_network_without_capsules():
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Gradio leaves event loops open
 def test_the_parts_of_the_page_are_values_of_json():
     """Gradio takes a quoted word of a script for the name of an event, also that of one of its own properties."""
-    page = app(Trained(create_model("capsnet_digits").eval(), Digits(), {}))
+    page = app(run_of(create_model("capsnet_digits"), Digits()))
     json.dumps(page.get_config_file()["components"])
     del page
     gc.collect()  # the loops, while their warnings are ignored
@@ -108,8 +108,8 @@ def test_own_pictures_are_called_by_their_files(folder):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Gradio leaves event loops open
 def test_the_page_names_the_network_and_the_data(folder):
     network = create_model("pooling_resnet", depth=8, in_channels=1, classes=3)
-    values = {"model": {"network": {"class_path": "torchcaps.models.pooling_resnet"}}}
-    page = app(Trained(network.eval(), folder, values))
+    network.name = "pooling_resnet"
+    page = app(run_of(network, folder))
     assert page.title == "pooling_resnet on pictures in digits"
     (heading, *_) = [part["props"]["value"] for part in page.config["components"] if part["type"] == "markdown"]
     assert heading.startswith("# Inside pooling\\_resnet\nTrained on pictures in digits: ")
@@ -141,6 +141,6 @@ def test_images_of_files_that_are_here(kind, place, images_of_noise, tmp_path, m
 
 def test_no_way_to_give_an_image(tmp_path, monkeypatch):
     monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path)
-    trained = Trained(create_model("heinsen_smallnorb").eval(), StereoToys(root=str(tmp_path)), {})
+    trained = run_of(create_model("heinsen_smallnorb"), StereoToys(root=str(tmp_path)))
     with pytest.raises(DataError, match="images of 2 channels, which nobody can draw, and there are no test images of"):
         app(trained)

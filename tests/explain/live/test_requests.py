@@ -11,9 +11,9 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from live import wait_until
+from runs import run_of
 
 from torchcaps.data import Digits
-from torchcaps.deploy import Trained
 from torchcaps.models import create_model
 
 pytest.importorskip("gradio", reason='Gradio is not installed: pip install "torchcaps[show]"')
@@ -39,7 +39,7 @@ def page(tmp_path_factory):
     patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("gradio")))
     with listen(0) as listening:
         port = listening.getsockname()[1]
-        server = server_of(app(Trained(create_model("capsnet_digits", pretrained="digits").eval(), Digits(), {})), port)
+        server = server_of(app(run_of(create_model("capsnet_digits", pretrained="digits"), Digits())), port)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         wait_until(lambda: ask(port, "GET", "/theme.css")[0] == 200, "the server")

@@ -11,7 +11,6 @@ from typing import Any
 import gradio as gr
 
 from torchcaps.data import DataError, ImageData, TextData
-from torchcaps.deploy import Trained
 from torchcaps.explain.live.drawings import LARGEST, has_digits, read_drawing, read_upload
 from torchcaps.explain.live.examples import test_images
 from torchcaps.explain.page import Samples, samples_of
@@ -21,6 +20,7 @@ from torchcaps.explain.page.reports import about
 from torchcaps.explain.page.writing import EXAMPLE_SCRIPTS, as_plain, read
 from torchcaps.explain.pixels import Places, places
 from torchcaps.explain.words import LoadedEncoder, words_of
+from torchcaps.runs import Run
 from torchcaps.utils.arguments import CountOrZero, checked
 
 FIRST = "A slow start, but in the end a warm and funny film."
@@ -33,37 +33,37 @@ DARK = "margin: -8px -12px; color: var(--text);\n.dark & { color-scheme: dark; }
 
 
 @checked
-def app(trained: Trained) -> gr.Blocks:
+def app(run: Run) -> gr.Blocks:
     """Build a page on which a person draws a digit, drops a picture or types a sentence, and sees what a network does.
 
-        app(Trained.load("best.ckpt")).launch()
+        app(Run.find("best.ckpt")).launch()
 
     It shows what the page of `torchcaps explain` shows of an example: probabilities or activations and, for networks
     of capsules, where each class takes its input from, its parse tree, and what its pose stands for.
 
     Args:
-        trained: network of images or of texts.
+        run: run of a network of images or of texts.
 
     Raises:
         TypeError: the network was trained on something else.
         DataError: there is no way to give the network an image, or the encoder of a network of texts cannot be found.
     """
-    data = trained.data
+    data = run.data()
     if not isinstance(data, (ImageData, TextData)):
         raise TypeError(f"there are pages for networks of images and of texts, and {type(data).__name__} has neither")
-    looking = Looking(trained)
+    looking = Looking(run)
     images = test_images(data) if isinstance(data, ImageData) else None
     if isinstance(data, ImageData) and data.shape[0] not in (1, 3) and images is None:
         raise DataError(
             f"the network takes images of {data.shape[0]} channels, which nobody can draw, and there are no test "
             f"images of {type(data).__name__} on this machine: test the network first"
         )
-    network = trained.network_name
-    parameters = sum(parameter.numel() for parameter in trained.network.parameters())
+    network = run.network_name
+    parameters = sum(parameter.numel() for parameter in run.network().parameters())
     with gr.Blocks(title=f"{network} on {data.title}", analytics_enabled=False) as blocks:
         gr.Markdown(
             f"# Inside {_as_markdown(network)}\nTrained on {_as_markdown(data.title)}: {parameters:,} parameters, "
-            f"{len(trained.names)} classes."
+            f"{len(run.names)} classes."
         )
         if isinstance(data, ImageData):
             _image_page(looking, data, images)
@@ -81,24 +81,24 @@ class Looking:
     """A trained network that is looked into, by one thread at a time: Gradio handles events in several threads.
 
     Args:
-        trained: the network.
+        run: the run of the network.
     """
 
     @checked
-    def __init__(self, trained: Trained) -> None:
-        self.trained = trained
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.lock = RLock()
 
     @cached_property
     def seen(self) -> dict[str, Places]:
         """Which pixels the capsules see, by layers that have them on a grid."""
-        data = self.trained.data
-        return places(self.trained.network, data.shape) if isinstance(data, ImageData) else {}
+        data = self.run.data()
+        return places(self.run.network(), data.shape) if isinstance(data, ImageData) else {}
 
     @checked
     def answer(self, samples: Samples, index: CountOrZero = 0) -> Any:
         """Return what the page shows of one sample, as values of JSON."""
-        network, temperature = self.trained.network, self.trained.temperature
+        network, temperature = self.run.network(), self.run.temperature
         with self.lock:
             return as_plain(
                 {
