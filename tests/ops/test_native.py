@@ -22,7 +22,7 @@ from torch.testing import assert_close
 from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, RoutingPool2d, use_backend
 from torchcaps.ops import Dot, Gaussian, LinearVotes, native
 from torchcaps.ops.backend import NATIVE_MISSING
-from torchcaps.routing.pool import pool_by_agreement
+from torchcaps.ops.pool import pool_by_agreement
 
 if NATIVE_MISSING is not None:
     pytest.skip(f"needs the native kernels: {NATIVE_MISSING}", allow_module_level=True)

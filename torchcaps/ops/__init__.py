@@ -3,6 +3,7 @@
 votes.py, agreement.py    what a routing may ask for, and the rules for its logits
 stored.py                 votes as a tensor: the definition of every reduction
 computed.py, poses.py     votes that are computed inside the reductions
+pool.py                   routing between the positions of a map, for `RoutingPool2d`
 operators.py, backend.py  an operator for each reduction and backend, and the choice of one
 tiled/ native/ triton/    the backends: a file for each reduction
 children.py, grid.py, numerics.py   tensors of the children, windows, and arithmetic that all share

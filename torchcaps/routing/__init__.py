@@ -3,7 +3,6 @@
     base.py          the loop, and what an algorithm defines
     parameters.py    a layer's copy of an algorithm, and values given in place of learned ones
     shape.py         the shape of a layer, and its first vote weights
-    pool.py          routing between the positions of a map, for `RoutingPool2d`
     gaussian.py, squash.py   formulas that several algorithms have
 
 Agreements and votes are in `torchcaps.ops`.

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Softmax, UnitDot, WeightedVotes, normalize
+from torchcaps.ops.pool import pool_by_agreement
 from torchcaps.routing.base import Gradient, Init, Routing
-from torchcaps.routing.pool import pool_by_agreement
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import CountOrZero, NotNegative, apply, checked
 

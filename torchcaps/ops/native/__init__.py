@@ -126,7 +126,7 @@ def routing_pool(
     grad_total: Tensor | None = None,
     grad_poses: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run `torchcaps.routing.pool.pool_by_agreement`, or its backward pass if there is a gradient of its result.
+    """Run `torchcaps.ops.pool.pool_by_agreement`, or its backward pass if there is a gradient of its result.
 
     Args:
         poses: float32, float64 or bfloat16 with any strides, `(batch, groups, features, children)`.

@@ -1,4 +1,4 @@
-// The routing pool, forward and backward: the children's own poses are votes for one parent. routing/pool.py has the
+// The routing pool, forward and backward: the children's own poses are votes for one parent. ops/pool.py has the
 // algorithm and its gradients.
 //
 // The poses of a sample are copied to the cache, widened to T, with the children in the lanes; everything else reads

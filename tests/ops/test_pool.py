@@ -14,7 +14,7 @@ from torchcaps import VectorNormRouting
 from torchcaps.functional import squash
 from torchcaps.ops import StoredVotes, native
 from torchcaps.ops.backend import NATIVE_MISSING
-from torchcaps.routing.pool import pool_by_agreement
+from torchcaps.ops.pool import pool_by_agreement
 
 Pool = Callable[..., Tensor]
 
