@@ -5,18 +5,24 @@ TYPE_CHECKING = False  # the name that type checkers know
 if TYPE_CHECKING:
     from torchcaps import functional
     from torchcaps.capsules import Capsules, Prediction
-    from torchcaps.models import CapsNet, add_capsules, create_model, list_models, register_model
-    from torchcaps.nn import (
+    from torchcaps.models import (
+        CapsNet,
         CapsuleBlock2d,
+        CapsuleFC,
+        FeedbackAgreement,
+        add_capsules,
+        create_model,
+        list_models,
+        register_model,
+    )
+    from torchcaps.nn import (
         CapsuleConv1d,
         CapsuleConv2d,
-        CapsuleFC,
         CapsuleHead,
         CapsuleLayer,
         CapsuleLinear,
         CapsuleShared,
         CapsuleStack,
-        FeedbackAgreement,
         MarginLoss,
         MaskedDecoder,
         PrimaryCapsules,

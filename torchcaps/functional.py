@@ -1,7 +1,7 @@
 """Squash, losses and optimal transport as functions. Routing algorithms are modules: `DynamicRouting()(votes)`."""
 
+from torchcaps.models.li2018.transport import feature_kl, sinkhorn_divergence, transport_cost, transport_plan
 from torchcaps.nn.losses import margin_loss, spread_loss
-from torchcaps.nn.transport import feature_kl, sinkhorn_divergence, transport_cost, transport_plan
 from torchcaps.routing import squash
 
 __all__ = [

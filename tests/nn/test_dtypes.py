@@ -33,7 +33,7 @@ from torchcaps import (
     VBRouting,
 )
 from torchcaps.functional import feature_kl, sinkhorn_divergence, squash
-from torchcaps.nn.encapsulated import BNReLUSquash
+from torchcaps.models.li2018.encapsulated import BNReLUSquash
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.measures.predicting import Inputs, run_network
-from torchcaps.nn import CapsuleFC, RoutingPool2d
+from torchcaps.models import CapsuleFC
+from torchcaps.nn import RoutingPool2d
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.modes import evaluating
 from torchcaps.routing import Iteration

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.explain.recording import Recording
-from torchcaps.nn import CapsuleFC, RoutingPool2d
+from torchcaps.models import CapsuleFC
+from torchcaps.nn import RoutingPool2d
 
 
 class Shares(NamedTuple):

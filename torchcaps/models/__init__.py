@@ -1,4 +1,4 @@
-"""The networks of the papers, a file per paper, those of other libraries, and the registry that builds all by name."""
+"""The networks of the papers and those of other libraries, and the registry that builds all by name."""
 
 from torchcaps.models.backbone import add_capsules, capsule_resnet, library_network
 from torchcaps.models.cnn import FeatureClassifier
@@ -17,8 +17,11 @@ from torchcaps.models.heinsen2022 import VectorRoutingHead, heinsen_images, hein
 from torchcaps.models.heinsen2022_weights import load_authors_head
 from torchcaps.models.li2018 import (
     CapNet,
+    CapsuleBlock2d,
+    CapsuleFC,
     EncapNet,
     EncapsulatedModule2d,
+    FeedbackAgreement,
     capnet_dynamic,
     capnet_em,
     encapnet_v1,
@@ -63,13 +66,16 @@ from torchcaps.models.zhao2019 import (
 __all__ = [
     "CapNet",
     "CapsNet",
+    "CapsuleBlock2d",
     "CapsuleClassifier",
+    "CapsuleFC",
     "EfficientCapsNet",
     "EmbeddingCapsNet",
     "EmbeddingMean",
     "EncapNet",
     "EncapsulatedModule2d",
     "FeatureClassifier",
+    "FeedbackAgreement",
     "ResNetCapsNet",
     "StereoCapsNet",
     "VectorRoutingHead",

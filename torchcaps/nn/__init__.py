@@ -1,10 +1,7 @@
-"""Capsule layers, stacks, the head for any network, routing pools, the decoder, losses and optimal transport."""
+"""Capsule layers, stacks, the head for any network, routing pools, the decoder and losses."""
 
-from torchcaps.nn.agreement_unit import AgreementUnit, MapShape
 from torchcaps.nn.conv import CapsuleConv1d, CapsuleConv2d
 from torchcaps.nn.decoder import MaskedDecoder
-from torchcaps.nn.encapsulated import CapsuleBlock2d, CapsuleFC
-from torchcaps.nn.feedback import FeedbackAgreement
 from torchcaps.nn.head import CapsuleHead
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.linear import CapsuleLinear
@@ -16,18 +13,13 @@ from torchcaps.nn.stack import CapsuleStack
 from torchcaps.nn.surgery import replace_pooling
 
 __all__ = [
-    "AgreementUnit",
-    "CapsuleBlock2d",
     "CapsuleConv1d",
     "CapsuleConv2d",
-    "CapsuleFC",
     "CapsuleHead",
     "CapsuleLayer",
     "CapsuleLinear",
     "CapsuleShared",
     "CapsuleStack",
-    "FeedbackAgreement",
-    "MapShape",
     "MarginLoss",
     "MaskedDecoder",
     "PrimaryCapsules",

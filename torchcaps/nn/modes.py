@@ -1,4 +1,4 @@
-"""Training and evaluation modes of networks, for `nn/feedback.py` and `explain`."""
+"""Modes of the modules of a network, training or evaluation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

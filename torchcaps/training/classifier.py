@@ -18,7 +18,7 @@ from torchcaps.data.labeled import LabeledData
 from torchcaps.data.notes import say, say_rare
 from torchcaps.data.order import Order
 from torchcaps.measures.predicting import check_scores
-from torchcaps.nn import FeedbackAgreement
+from torchcaps.models import FeedbackAgreement
 from torchcaps.nn.inputs import check_labels
 from torchcaps.nn.losses import read_by
 from torchcaps.training.alive import BeginsAlive

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from torchcaps.functional import feature_kl, sinkhorn_divergence
-from torchcaps.nn import AgreementUnit, MapShape
+from torchcaps.models.li2018 import AgreementUnit, MapShape
 
 
 def test_the_divergence_is_of_the_generated_and_the_lower_maps():

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.models.li2018.relu_squash import relu_squash
 from torchcaps.nn.inputs import as_capsules
-from torchcaps.nn.relu_squash import relu_squash
 from torchcaps.routing import squash
 from torchcaps.utils.arguments import Count, CountOrZero, Device, FloatType, checked
 

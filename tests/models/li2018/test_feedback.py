@@ -10,7 +10,8 @@ from torch.testing import assert_close
 
 from torchcaps import CapsuleConv2d, Capsules, DynamicRouting, FeedbackAgreement, Prediction, create_model
 from torchcaps.functional import sinkhorn_divergence
-from torchcaps.nn import AgreementUnit, CapsuleLinear, MapShape, PrimaryCapsules
+from torchcaps.models.li2018 import AgreementUnit, MapShape
+from torchcaps.nn import CapsuleLinear, PrimaryCapsules
 
 PAIR = [("lower", "higher")]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.functional import squash
-from torchcaps.nn.relu_squash import relu_squash
+from torchcaps.models.li2018.relu_squash import relu_squash
 
 
 def reference(x: torch.Tensor, features: int) -> torch.Tensor:

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.models.cnn import FeatureClassifier
 from torchcaps.models.inputs import ANY_IMAGE, ImageShape, check_images
+from torchcaps.models.li2018.encapsulated import CapsuleBlock2d, CapsuleFC, Coefficients, as_poses
 from torchcaps.models.registry import register_model
-from torchcaps.nn import CapsuleBlock2d, CapsuleFC, CapsuleLinear
-from torchcaps.nn.encapsulated import Coefficients, as_poses
+from torchcaps.nn import CapsuleLinear
 from torchcaps.nn.losses import Reads
 from torchcaps.routing import DynamicRouting, EMRouting
 from torchcaps.routing.base import Start

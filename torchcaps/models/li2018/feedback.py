@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.nn.agreement_unit import AgreementUnit, Divergence, MapShape
-from torchcaps.nn.encapsulated import as_map
+from torchcaps.models.li2018.agreement_unit import AgreementUnit, Divergence, MapShape
+from torchcaps.models.li2018.encapsulated import as_map
+from torchcaps.models.li2018.transport import Cost
 from torchcaps.nn.modes import evaluating
-from torchcaps.nn.transport import Cost
 from torchcaps.ops import at_least_float32
 from torchcaps.utils.arguments import Count, NotNegative, Positive, checked, is_row, shown
 from torchcaps.utils.checks import one_line

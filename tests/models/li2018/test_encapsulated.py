@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchcaps import CapsuleBlock2d, CapsuleFC, Capsules
 from torchcaps.explain.controls import with_new_weights
 from torchcaps.functional import squash
-from torchcaps.nn.encapsulated import BNReLUSquash, as_map, as_poses
+from torchcaps.models.li2018.encapsulated import BNReLUSquash, as_map, as_poses
 
 TYPES = 3
 COEFFICIENTS = ["own", "other", "both", None]

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 
-from torchcaps.nn.relu_squash import relu_squash
-from torchcaps.nn.transport import Cost, feature_kl, sinkhorn_divergence
+from torchcaps.models.li2018.relu_squash import relu_squash
+from torchcaps.models.li2018.transport import Cost, feature_kl, sinkhorn_divergence
 from torchcaps.utils.arguments import Count, Positive, check_fields, check_input, checked
 from torchcaps.utils.checks import check_choice
 
