@@ -27,7 +27,7 @@ def test_the_version_is_that_of_the_newest_release():
     assert release, "CHANGELOG.md has no heading of a release, such as ## 0.2.0"
     assert torchcaps.__version__ == release[1]
     assert f"version: {torchcaps.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "torchcaps.__version__"}
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "torchcaps._version.__version__"}
 
 
 def test_the_page_for_citing_has_every_paper_and_the_version():

@@ -1,5 +1,7 @@
 """Capsule networks in PyTorch: routing algorithms as plug-in layers."""
 
+from torchcaps._version import __version__ as __version__
+
 # `typing` and `importlib` are imported where they are used: `torchcaps.__main__` must be quick to handle Ctrl-C.
 TYPE_CHECKING = False  # the name that type checkers know
 if TYPE_CHECKING:
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
         list_routings,
         squash,
     )
-
-__version__ = "0.2.0"
 
 __all__ = [
     "CapsNet",

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
-from torchcaps import __version__
+from torchcaps._version import __version__
 from torchcaps.cli import (
     bench,
     evaluate,

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from torch import Tensor
 
-from torchcaps import __version__
+from torchcaps._version import __version__
 from torchcaps.data import ImageData, LabeledData
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.measures.accuracy import balanced_accuracy

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import torch
 
-import torchcaps
+from torchcaps._version import __version__
 from torchcaps.utils.checks import counted
 
 
 def commit() -> str:
     """Return the commit of this clone, with "-dirty" if files were changed; without a clone the package's version."""
-    root = Path(torchcaps.__file__).parents[1]
+    root = Path(__file__).parents[2]
     if (root / ".git").exists():  # else git would find a project around the installed package
         command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         try:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
             pass  # git is not installed, or fails
-    return f"torchcaps {torchcaps.__version__}"
+    return f"torchcaps {__version__}"
 
 
 def processor() -> str:
