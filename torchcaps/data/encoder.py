@@ -18,11 +18,11 @@ from lightning import Trainer
 from torchcaps.data.embeddings import Embeddings, EmbeddingStore
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import progress_bar, say
-from torchcaps.models.libraries import refuse_kernels
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import counted, one_line
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import make_folder, user_path
+from torchcaps.utils.hub import refuse_kernels
 
 TOKENS_AT_ONCE = 4096  # in a batch of the encoder, with padding
 SECONDS = 10  # to wait for an answer of the Hub

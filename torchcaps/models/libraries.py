@@ -13,6 +13,7 @@ from torchcaps.models.pretrained import load_state, read_tensors
 from torchcaps.utils.arguments import shown
 from torchcaps.utils.checks import counted, nearest, one_line
 from torchcaps.utils.files import user_path
+from torchcaps.utils.hub import refuse_kernels
 
 LIBRARIES = ("torchvision", "timm", "transformers")
 LEAST_STD, LARGEST_SIDE = 1e-3, 10_000  # of images in a configuration of transformers
@@ -153,20 +154,6 @@ def image_side(size: Any) -> int:
             f"its configuration has images of size {shown(size)}: expected an int from 1 to {LARGEST_SIDE:,}"
         )
     return side
-
-
-def refuse_kernels(config: dict[str, Any]) -> None:
-    """Raise a ValueError if a configuration of transformers names code of the Hub, which would then run."""
-    if _names_kernels(config):
-        raise ValueError("its config.json names a kernel of the Hub as attn_implementation, which is code: take it out")
-
-
-def _names_kernels(values: Any) -> bool:
-    """Return whether values of a configuration, nested ones too, name a kernel that would be fetched from the Hub."""
-    if not isinstance(values, dict):
-        return False
-    own = (str(value) for name, value in values.items() if name.endswith("attn_implementation"))
-    return any("/" in value for value in own) or any(_names_kernels(value) for value in values.values())
 
 
 def load_file(network: nn.Module, path: str, name: str) -> None:
