@@ -155,10 +155,10 @@ def test_changed_poses(backend):
 def test_what_cannot_be():
     p = PoseProblem((2, 5, 1, 3), 4)
     for votes in (super(PoseProblem, p).computed("tiled", False), p.votes("stored")):
-        with pytest.raises(ValueError, match="CapsuleShared"):
-            votes.of_poses()
+        for method, arguments in ((votes.net_sum, 1), (votes.net_factors, 3), (votes.with_poses, 1)):
+            with pytest.raises(ValueError, match="CapsuleShared"):
+                method(*[None] * arguments)
     votes, query = p.votes("tiled"), p.dot().query
-    assert votes.of_poses() is votes
     for agreement in (UnitDot(query), Gaussian(query, query, query[..., 0])):
         with pytest.raises(ValueError, match="net sum cannot be weighted by a .*: use Dot or SigmoidDot"):
             votes.net_sum(agreement)

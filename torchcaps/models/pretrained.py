@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.utils.arguments import as_python, shown
 from torchcaps.utils.checks import nearest, one_line
+from torchcaps.utils.extras import needs
 from torchcaps.utils.files import parse_json, write_whole
 
 FOLDER = Path(__file__).parent / "weights"
@@ -162,8 +163,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         ValueError: it is damaged, or has another format.
         ImportError: safetensors is not installed.
     """
-    from torchcaps.utils.extras import needs
-
     with needs("train"):
         from safetensors import SafetensorError, safe_open
 
@@ -184,8 +183,6 @@ def write_tensors(path: Path, state: Mapping[str, Tensor], about: Mapping[str, s
     Raises:
         ImportError: safetensors is not installed.
     """
-    from torchcaps.utils.extras import needs
-
     with needs("train"):
         from safetensors.torch import save
 

@@ -17,20 +17,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import ComputedVotes, WeightedVotes, windows
 from torchcaps.routing import Iteration, Routing
 from torchcaps.utils.private import in_dispatch_mode, is_compiled, is_traced
-
-if TYPE_CHECKING:
-    from torchcaps.nn.layer import CapsuleLayer
 
 DEAD = 1e-4  # mean activation of the most active parent, or length of the longest
 # With init="paper" a layer begins as published. Published networks begin short, hard or saturated and learn all the
@@ -55,6 +52,27 @@ class Passes:
         self.count, self.is_over, self.is_held = 0, False, False
 
 
+class CountedLayer(nn.Module):
+    """Layer that routes, and whose passes in training mode are counted.
+
+    Attributes:
+        routing: its routing algorithm.
+        passes: the count; over as soon as weights are loaded, which are not first ones.
+    """
+
+    routing: Routing
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = Passes()
+        self.register_load_state_dict_pre_hook(_has_weights)
+
+
+def _has_weights(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    if all(prefix + name in state for name, _ in layer.named_parameters()):  # these are not first weights
+        layer.passes.is_over = True
+
+
 class Seen(NamedTuple):
     """Results of a layer's last iteration, with gradients in `poses` alone, and its votes in a few samples."""
 
@@ -64,7 +82,7 @@ class Seen(NamedTuple):
     votes: WeightedVotes | None
 
 
-def look_at(layers: Sequence["CapsuleLayer"], children: Capsules | Tensor, route: Callable[[], Capsules]) -> Capsules:
+def look_at(layers: Sequence[CountedLayer], children: Capsules | Tensor, route: Callable[[], Capsules]) -> Capsules:
     """Return what `route` makes of these children in these layers. Count it as a pass of each layer in training mode,
     if there are gradients, and if it is one of LOOKS, warn of the first layer that cannot learn: what comes after it
     follows from it."""
@@ -82,7 +100,7 @@ def look_at(layers: Sequence["CapsuleLayer"], children: Capsules | Tensor, route
             layer.passes.is_over = True
         return _marked(route())
     due = [layer for layer in counted if layer.passes.count + 1 in LOOKS and not is_compiled(layer)]
-    last: dict[CapsuleLayer, Seen] = {}
+    last: dict[CountedLayer, Seen] = {}
     with contextlib.ExitStack() as stack:
         for layer in counted:
             layer.passes.is_held = True
@@ -154,7 +172,7 @@ def _marked(parents: Capsules) -> Capsules:
     return parents
 
 
-def _keep(last: "dict[CapsuleLayer, Seen]", layer: "CapsuleLayer", iteration: Iteration) -> None:
+def _keep(last: dict[CountedLayer, Seen], layer: CountedLayer, iteration: Iteration) -> None:
     """Keep what is looked at of an iteration that has values. Later iterations take the place of earlier ones."""
     weighted, parents = iteration.votes, iteration.parents
     votes, agreement, poses = weighted.votes, weighted.agreement, parents.poses

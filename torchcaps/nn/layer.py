@@ -2,18 +2,17 @@
 
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.nn.first_pass import Passes, look_at
+from torchcaps.nn.first_pass import CountedLayer, Passes, look_at
 from torchcaps.ops import Votes
-from torchcaps.routing import LayerShape, Routing
+from torchcaps.routing import LayerShape
 from torchcaps.utils.arguments import checked
 
 
-class CapsuleLayer(nn.Module, ABC):
+class CapsuleLayer(CountedLayer, ABC):
     """Layer in which children vote for parents and a routing algorithm decides which votes count.
 
     Attributes:
@@ -27,12 +26,6 @@ class CapsuleLayer(nn.Module, ABC):
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     layer_shape: LayerShape
-    routing: Routing
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.passes = Passes()
-        self.register_load_state_dict_pre_hook(_has_weights)
 
     @abstractmethod
     def votes(self, capsules: Capsules | Tensor) -> Votes:
@@ -53,7 +46,7 @@ class CapsuleLayer(nn.Module, ABC):
 
         Args:
             capsules: the children, as Capsules or as a tensor of poses.
-            return_coefficients: also return the coefficients that the parents follow from.
+            return_coefficients: also return the coefficients of the last iteration.
         """
         return self.route(capsules, self.votes(capsules), return_coefficients)
 
@@ -68,8 +61,3 @@ def gatherable(module: nn.Module, parents: Capsules) -> Capsules:
     """Return parents as nn.DataParallel can gather them from the replicas of a module: it takes tensors and None, but
     no number, such as `pose_dims`."""
     return parents._replace(pose_dims=None) if getattr(module, "_is_replica", False) else parents
-
-
-def _has_weights(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    if all(prefix + name in state for name, _ in layer.named_parameters()):  # these are not first weights
-        layer.passes.is_over = True

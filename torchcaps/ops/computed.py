@@ -203,7 +203,7 @@ class ComputedVotes(Votes):
         """Return all votes as stored votes, which later calls use again."""
         with_gradient = torch.is_grad_enabled()
         if with_gradient not in self.cache.stored:
-            self.cache.stored[with_gradient] = self.stored(slice(None))
+            self.cache.stored[with_gradient] = StoredVotes(self.stored(slice(None)))
         return self.cache.stored[with_gradient].gated(self.gates)
 
     def _children(self) -> Children:
@@ -216,7 +216,7 @@ class ComputedVotes(Votes):
         of_some = {
             name: x[index // (self.children // len(x))] for name, x in rows.items() if x is not None and len(x) > 1
         }
-        return self.stored(some).logits(agreement._replace(**of_some))
+        return StoredVotes(self.stored(some)).logits(agreement._replace(**of_some))
 
 
 class LinearVotes(ComputedVotes):
@@ -360,7 +360,7 @@ class LinearVotes(ComputedVotes):
             rows = rows.repeat_interleave(types // len(rows), dim=0)
         return rows.flatten(0, 2)
 
-    def stored(self, children: slice) -> StoredVotes:
+    def stored(self, children: slice) -> Tensor:
         weight, bias = self._of_children(self.weight), None if self.bias is None else self._of_children(self.bias)
         poses, places = self.poses, math.prod(self.window)
         if children != slice(None):  # only their types have to be cut into windows
@@ -380,7 +380,7 @@ class LinearVotes(ComputedVotes):
         votes = contract("bgprd,gjdh->bgpjrh", poses, weight.to(dtype)).flatten(1, 2)
         if bias is not None:
             votes = (votes.unflatten(1, (bias.shape[0], -1)) + bias.unsqueeze(1)).flatten(1, 2)
-        return StoredVotes(votes)
+        return at_least_float32(votes).flatten(3)
 
     # ------------------------------------------------------------ shapes of the parents
 

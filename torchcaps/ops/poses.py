@@ -12,7 +12,6 @@ from torchcaps.ops.children import Children, Options
 from torchcaps.ops.computed import Cache, ComputedVotes
 from torchcaps.ops.numerics import at_least_float32, autocast_off, contract
 from torchcaps.ops.operators import TILED
-from torchcaps.ops.stored import StoredVotes
 from torchcaps.ops.tiled.net_sum import Net, net_factors
 from torchcaps.ops.votes import Activation, Beta, per_child
 
@@ -38,11 +37,7 @@ class PoseVotes(ComputedVotes):
         self.backend = choose_backend(backend, poses.device)
         self.operators = TILED
 
-    def of_poses(self) -> "PoseVotes":
-        return self
-
     def with_poses(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the votes of children whose poses, `(..., rows, d)`, a function of each child's pose has changed."""
         votes = copy.copy(self)
         votes.poses, votes.cache = function(self.poses), Cache()
         return votes
@@ -64,14 +59,6 @@ class PoseVotes(ComputedVotes):
     def net_sum(
         self, agreement: Agreement | None, betas: tuple[Beta, Beta] | None = None, activation: Activation | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the net sums for each parent, `sum_i phi[i,j] V[i,j]`, `(batch, parents, features)`, and
-        `sum_i phi[i,j]`, `(batch, parents)`, with
-
-            phi[i,j] = gate[i] activation[i] (use[i,j] c[i,j] - ignore[i,j] (1 - c[i,j]))
-
-        where use and ignore are the betas, with a softmax over the parents. Without betas phi is
-        `gate[i] activation[i] c[i,j]`.
-        """
         if self.backend == "reference":
             phi = self.net_factors(agreement, betas, activation)
             return contract("bij,bik->bjk", phi, self.flat), phi.sum(1)
@@ -81,7 +68,6 @@ class PoseVotes(ComputedVotes):
     def net_factors(
         self, agreement: Agreement | None, betas: tuple[Beta, Beta] | None, activation: Activation | None
     ) -> Tensor:
-        """Return the phi of `net_sum`, `(batch, children, parents)`."""
         net = self._net(agreement, betas, activation).map_rows(lambda x: per_child(x.flatten(0, 2), self.children))
         net = Net(*(None if x is None else at_least_float32(x) for x in net))
         with autocast_off(self.device.type):
@@ -115,8 +101,8 @@ class PoseVotes(ComputedVotes):
         no_weight = self.flat.new_zeros(()).expand(1, 1, 1, self.parents, d, d)
         return Children(at_least_float32(self.poses)[:, :, None, None], no_weight, None, gates)
 
-    def stored(self, children: slice) -> StoredVotes:
-        return StoredVotes(self.poses[:, children].unsqueeze(2).expand(-1, -1, self.parents, -1, -1))
+    def stored(self, children: slice) -> Tensor:
+        return self.flat[:, children].unsqueeze(2).expand(-1, -1, self.parents, -1)
 
     def with_logits(self, agreement: PoseLogits) -> tuple[Self, Dot]:
         weight, offset = agreement

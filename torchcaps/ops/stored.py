@@ -72,8 +72,8 @@ class StoredVotes(Votes):
         squares = (self.votes - agreement.mean.unsqueeze(1)).square()
         return agreement.prior.unsqueeze(1) - 0.5 * contract("bijk,bjk->bij", squares, agreement.precision)
 
-    def stored(self, children: slice) -> "StoredVotes":
-        return StoredVotes(self.votes[:, children])
+    def stored(self, children: slice) -> Tensor:
+        return self.votes[:, children]
 
     def detach(self) -> Self:
         votes = copy.copy(self)

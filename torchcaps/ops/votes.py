@@ -12,8 +12,8 @@ all sums that a step has asked for; `g(i)` is the group of children that share v
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, Self, get_args
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
@@ -24,9 +24,7 @@ from torchcaps.ops.children import BLOCK, ON_DEVICE, Softmax, check_device
 from torchcaps.ops.numerics import at_least_float32
 from torchcaps.utils.checks import check_choice
 
-if TYPE_CHECKING:
-    from torchcaps.ops.poses import PoseVotes
-    from torchcaps.ops.stored import StoredVotes
+NOT_POSES = "these votes are not the poses of the children: use this routing in a CapsuleShared"
 
 
 class Moments(NamedTuple):
@@ -130,15 +128,36 @@ class Votes(ABC):
         """Multiply numbers of the children, `(batch or 1, children, parents or 1)`, by the gates."""
         return x if self.gates is None else x * self.gates.unsqueeze(-1)
 
-    def of_poses(self) -> "PoseVotes":
-        """Return these votes if they are the poses of the children."""
-        raise ValueError("these votes are not the poses of the children: use this routing in a CapsuleShared")
+    # ------------------------------------------------------------ for votes that are the poses of the children
+
+    def with_poses(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the votes of children whose poses, `(..., rows, d)`, a function of each child's pose has changed."""
+        raise ValueError(NOT_POSES)
+
+    def net_sum(
+        self, agreement: Agreement | None, betas: tuple[Beta, Beta] | None = None, activation: Activation | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the net sums for each parent, `sum_i phi[i,j] V[i,j]`, `(batch, parents, features)`, and
+        `sum_i phi[i,j]`, `(batch, parents)`, with
+
+            phi[i,j] = gate[i] activation[i] (use[i,j] c[i,j] - ignore[i,j] (1 - c[i,j]))
+
+        where use and ignore are the betas, with a softmax over the parents. Without betas phi is
+        `gate[i] activation[i] c[i,j]`.
+        """
+        raise ValueError(NOT_POSES)
+
+    def net_factors(
+        self, agreement: Agreement | None, betas: tuple[Beta, Beta] | None, activation: Activation | None
+    ) -> Tensor:
+        """Return the phi of `net_sum`, `(batch, children, parents)`."""
+        raise ValueError(NOT_POSES)
 
     # ------------------------------------------------------------ the votes themselves, for inspection
 
     @abstractmethod
-    def stored(self, children: slice) -> "StoredVotes":
-        """Return the votes of some children as stored votes, without gates."""
+    def stored(self, children: slice) -> Tensor:
+        """Return the votes of some children, `(batch, children, parents, features)`, in float32 at least."""
 
     def few_children(self) -> Iterator[slice]:
         """Yield slices of the children, whose votes are few enough to be stored."""
@@ -150,7 +169,7 @@ class Votes(ABC):
         """Yield the votes of a few children at a time, `(batch, children, parents, features)`, and the gates of these,
         `(batch, children)` or None."""
         for few in self.few_children():
-            yield self.stored(few).votes, None if self.gates is None else self.gates[:, few]
+            yield self.stored(few), None if self.gates is None else self.gates[:, few]
 
     def lengths(self) -> Tensor:
         """Return the lengths of the votes, `(batch, children, parents)`."""
@@ -251,9 +270,9 @@ class WeightedVotes:
     def net_sum(
         self, betas: tuple[Beta, Beta] | None = None, activation: Activation | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the net sums of votes that are the poses, see :meth:`PoseVotes.net_sum`."""
+        """Return the net sums of votes that are the poses, see :meth:`Votes.net_sum`."""
         self._net = betas, activation
-        return self.votes.of_poses().net_sum(self.agreement, betas, activation)
+        return self.votes.net_sum(self.agreement, betas, activation)
 
     def vote_sum(self) -> Tensor:
         """Return `sum_i gate[i] V[i,j]`, `(batch, parents, features)`, without coefficients."""
@@ -286,7 +305,7 @@ class WeightedVotes:
     def factors(self) -> Tensor:
         """Return the factor of each vote in the sums that the step has asked for, `(batch, children, parents)`: its
         share, or its factor in a net sum, plus those of all constant sums."""
-        factors = self.shares() if self._net is None else self.votes.of_poses().net_factors(self.agreement, *self._net)
+        factors = self.shares() if self._net is None else self.votes.net_factors(self.agreement, *self._net)
         return factors + sum(self.votes.times_gates(per_child(x, self.children)) for x in self._constants)
 
 

@@ -74,7 +74,7 @@ class SlotAttention(Routing):
 
     def prepare(self, votes: Votes) -> Votes:  # line 2
         dtype = self.norm_children.weight.dtype
-        return votes.of_poses().with_poses(lambda x: self.norm_children(x.flatten(-2).to(dtype)).to(x.dtype).view_as(x))
+        return votes.with_poses(lambda x: self.norm_children(x.flatten(-2).to(dtype)).to(x.dtype).view_as(x))
 
     def first_state(self, votes: Votes) -> Tensor:  # line 1
         zeros = votes.parents_like()
