@@ -197,6 +197,12 @@ class TestAdd:
         assert_same([p.logits(start) + p.logits(Dot(query))], [p.logits(after)], p.leaves)
         assert Dot.add(None, query) == Dot(query)
 
+    def test_unit_dot(self):
+        p = Problem("per type")
+        start, query = UnitDot(p.dot().query), p.dot().query
+        assert_same([p.logits(start) + p.logits(UnitDot(query))], [p.logits(UnitDot.add(start, query))], p.leaves)
+        assert UnitDot.add(None, query) == UnitDot(query)
+
     @pytest.mark.parametrize("zero", ["neither", "first", "second", "both"])
     def test_gaussian(self, zero):
         """Where both precisions are 0, there is no mean that could have the gradient."""

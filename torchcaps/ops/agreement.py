@@ -38,6 +38,11 @@ class UnitDot(NamedTuple):
 
     query: Tensor
 
+    @classmethod
+    def add(cls, agreement: Self | None, parents: Tensor) -> Self:
+        """Add the dot products of the votes' directions with these parents to the logits, as `Dot.add` does."""
+        return cls(parents if agreement is None else agreement.query + parents)
+
 
 class SigmoidDot(NamedTuple):
     r"""Agreement by the logarithm of a probability,
