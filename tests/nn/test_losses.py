@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from torchcaps import MarginLoss, Prediction, SpreadLoss
 from torchcaps.functional import margin_loss, spread_loss
-from torchcaps.nn.losses import read_by
+from torchcaps.nn.losses import input_of_loss
 
 
 def test_margin_loss_by_hand():
@@ -164,11 +164,11 @@ def test_what_a_loss_reads():
     numbers = torch.rand(2, 3)
     scores, activations = Prediction(numbers), Prediction(activations=numbers)
     cross_entropy = torch.nn.CrossEntropyLoss()
-    assert read_by(cross_entropy, scores) is read_by(MarginLoss(), activations) is numbers
-    assert read_by(SpreadLoss(), activations) is numbers
+    assert input_of_loss(cross_entropy, scores) is input_of_loss(MarginLoss(), activations) is numbers
+    assert input_of_loss(SpreadLoss(), activations) is numbers
     with pytest.raises(ValueError, match="MarginLoss reads activations, and the network gives scores: .*CrossEntropy"):
-        read_by(MarginLoss(), scores)
+        input_of_loss(MarginLoss(), scores)
     with pytest.raises(ValueError, match="CrossEntropyLoss reads scores, and the network gives activations: .*Margin"):
-        read_by(cross_entropy, activations)
+        input_of_loss(cross_entropy, activations)
     cross_entropy.reads = "activations"
-    assert read_by(cross_entropy, activations) is numbers
+    assert input_of_loss(cross_entropy, activations) is numbers

@@ -12,7 +12,7 @@ from torchcaps.utils.arguments import FloatTensor, Fraction, NotNegative, can_re
 Reads = Literal["scores", "activations"]
 
 
-def read_by(loss: nn.Module, prediction: Prediction) -> Tensor:
+def input_of_loss(loss: nn.Module, prediction: Prediction) -> Tensor:
     """Return what a loss reads of a prediction: the scores, or what its attribute `reads` says.
 
     Raises:

@@ -20,7 +20,7 @@ from torchcaps.data.order import Order
 from torchcaps.measures.predicting import check_scores
 from torchcaps.models import FeedbackAgreement
 from torchcaps.nn.inputs import check_labels
-from torchcaps.nn.losses import read_by
+from torchcaps.nn.losses import input_of_loss
 from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
 from torchcaps.utils.arguments import Count, NotNegative, Positive, checked, shown, shown_with_type
@@ -309,7 +309,7 @@ class Classifier(LightningModule):
         if self.labels_per_image == 1 and not mixed:
             check_labels(labels, self.classes, evidence.device)
             labels = labels.long()
-        loss = self.loss(read_by(self.loss, prediction), labels)
+        loss = self.loss(input_of_loss(self.loss, prediction), labels)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             reduces = getattr(self.loss, "reduction", "mean") != "mean"
             advice = f": give {type(self.loss).__name__} the option reduction='mean'" if reduces else ""
