@@ -109,7 +109,7 @@ def test_layers_say_what_a_pose_is(pose):
 
 def test_scores_that_are_nan_warn():
     scores = torch.tensor([[0.0, torch.nan]])
-    with pytest.warns(UserWarning, match="some scores are NaN"):
+    with pytest.warns(UserWarning, match="NaN scores make all parents NaN"):
         CapsuleLinear(2, 2, 3, 3, DynamicRouting())(Capsules(torch.randn(1, 2, 3), scores))
 
 

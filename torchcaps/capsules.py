@@ -56,10 +56,10 @@ class Capsules(NamedTuple):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Return the capsules on another device or in another precision. Takes the arguments of `torch.Tensor.to`."""
-        whole = self
+        capsules = self
         if self.scores is not None and not self.scores.is_floating_point():  # a mask, whose 0 and 1 are no logits
-            whole = self._replace(scores=as_logits(self.scores.to(self.poses.device), self.poses))
-        fields: Any = (x.to(*args, **kwargs) if isinstance(x, Tensor) else x for x in whole)
+            capsules = self._replace(scores=as_logits(self.scores.to(self.poses.device), self.poses))
+        fields: Any = (x.to(*args, **kwargs) if isinstance(x, Tensor) else x for x in capsules)
         return type(self)(*fields)
 
     def detach(self) -> Self:
@@ -141,7 +141,7 @@ def as_logits(scores: Tensor, like: Any) -> Tensor:
     if not scores.dim() or not can_read(scores):
         return scores
     if scores.detach().isnan().any():
-        warnings.warn("some scores are NaN, and so are all parents: look for the layer that made them", stacklevel=2)
+        warnings.warn("NaN scores make all parents NaN: find the layer that produced them", stacklevel=2)
     elif _is_mask(scores):
         warnings.warn(
             "the scores are all 0 or 1, as in a mask, but scores are logits: 0 stands for a capsule that is present "
@@ -152,7 +152,7 @@ def as_logits(scores: Tensor, like: Any) -> Tensor:
 
 
 def _is_mask(scores: Tensor) -> bool:
-    # Of most scores the first number says that they are no mask, so that this costs no pass over them.
+    # The first value usually rules out a mask, so most calls read one number.
     if scores.numel() == 0 or scores.detach()[(0,) * scores.dim()].item() not in (0, 1):
         return False
     return bool(((scores == 0) | (scores == 1)).all()) and bool((scores == 1).any())

@@ -38,7 +38,7 @@ _entered: dict["_Context", Backend] = {}
 
 
 class _Context:
-    """Key of an open context, of which each has its own. Compiled code cannot make an object()."""
+    """Key of an open context; each context has its own. Compiled code cannot make an object()."""
 
 
 @checked

@@ -131,7 +131,7 @@ def check_parents(children: Children, tensors: dict[str, Tensor | None], options
     poses, parents, window = children.poses, children.parents, children.window
     samples, types = count_samples(children, options), poses.shape[1]
     features = poses.shape[4] * children.weight.shape[5]
-    whole = {
+    shapes = {
         "query": (samples, parents, features),
         "precision": (samples, parents, features),
         "prior": (samples, parents),
@@ -147,15 +147,15 @@ def check_parents(children: Children, tensors: dict[str, Tensor | None], options
     for name, x in tensors.items():
         if x is None:
             continue
-        if name not in whole:  # each group of children has a row
+        if name not in shapes:  # each group of children has a row
             _check_rows(name, x, types, in_rows.get(name, [(*window, parents)]))
-        elif tuple(x.shape) != whole[name]:
-            raise ValueError(f"expected {name} of shape {whole[name]} in a reduction over votes, got {tuple(x.shape)}")
+        elif tuple(x.shape) != shapes[name]:
+            raise ValueError(f"expected {name} of shape {shapes[name]} in a reduction over votes, got {tuple(x.shape)}")
         _check_like(poses, name, x)
 
 
 def _check_rows(name: str, x: Tensor, types: int, shapes: list[tuple[int, ...]]) -> None:
-    """Check the shape of `(groups, ...)`, of which each group of types has a row."""
+    """Check the shape of a tensor with one row for each group of types."""
     if tuple(x.shape[1:]) not in shapes or not x.shape[0] or types % x.shape[0]:
         wanted = ("groups", *shapes[0])
         raise ValueError(f"expected {name} of shape {wanted} in a reduction over votes, got {tuple(x.shape)}")

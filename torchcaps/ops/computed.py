@@ -78,7 +78,7 @@ class ComputedVotes(Votes):
     def with_logits(self, agreement: PoseLogits) -> tuple[Self, Dot]:
         """Return votes and a dot agreement whose logits are those of the poses."""
 
-    def own_features(self, x: Tensor) -> Tensor:
+    def drop_logit_columns(self, x: Tensor) -> Tensor:
         """Drop the features that `with_logits` has appended to the votes."""
         return x
 
@@ -113,7 +113,7 @@ class ComputedVotes(Votes):
             return self.vote_sum() / (self.children if self.gates is None else nonzero(self.count())[:, None, None])
         if isinstance(agreement, PoseLogits):
             votes, dot = self.with_logits(agreement)
-            return self.own_features(votes.weighted_sum(dot, softmax, leaky))
+            return self.drop_logit_columns(votes.weighted_sum(dot, softmax, leaky))
         if self.backend == "reference":
             return self.all_stored().weighted_sum(agreement, softmax, leaky)
         if isinstance(agreement, Gaussian):
@@ -132,14 +132,14 @@ class ComputedVotes(Votes):
         if isinstance(agreement, PoseLogits):
             votes, dot = self.with_logits(agreement)
             m = votes.moments(dot, betas, eps)
-            return m._replace(mean=self.own_features(m.mean), variance=self.own_features(m.variance))
+            return m._replace(mean=self.drop_logit_columns(m.mean), variance=self.drop_logit_columns(m.variance))
         if self.backend == "reference":
             return self.all_stored().moments(agreement, betas, eps)
         if isinstance(agreement, (UnitDot, SigmoidDot)):
             kind = type(agreement).__name__
             other = "weighted_sum" if isinstance(agreement, UnitDot) else "net_sum"
             raise ValueError(f"moments cannot be weighted by a {kind}: use Dot or Gaussian, or {other}")
-        tensors = self._tensors_of(agreement)._replace(betas=self.by_place(betas))
+        tensors = self._tensors_of(agreement)._replace(betas=self.rows_by_place(betas))
         mass, mean, variance, benefit = self.reduce("moments", tensors, self.options._replace(eps=eps))
         return Moments(mass, mean, variance, None if betas is None else benefit)
 
@@ -182,20 +182,20 @@ class ComputedVotes(Votes):
             return ParentTensors()
         if isinstance(agreement, Gaussian):
             return ParentTensors(*agreement)
-        return ParentTensors(agreement.query, offset=self.by_place(getattr(agreement, "offset", None)))
+        return ParentTensors(agreement.query, offset=self.rows_by_place(getattr(agreement, "offset", None)))
 
-    def by_place(self, rows: Tensor | None) -> Tensor | None:
+    def rows_by_place(self, rows: Tensor | None) -> Tensor | None:
         """Return rows that groups of children share, `(groups, parents or 1)`, as `(groups, *window, ...)`."""
         if rows is None:
             return None
         if self.window == (1, 1) or rows.dim() != 2 or not len(rows) or self.children % len(rows):
             return rows[:, None, None]  # the operators refuse what does not fit
         if rows.shape[0] == 1:
-            return self.as_taken(rows[:, None, None].expand(-1, *self.window, -1))
+            return self.to_backend_layout(rows[:, None, None].expand(-1, *self.window, -1))
         # A group may be part of a window.
-        return self.as_taken(per_child(rows, self.children).unflatten(0, (-1, *self.window)))
+        return self.to_backend_layout(per_child(rows, self.children).unflatten(0, (-1, *self.window)))
 
-    def as_taken(self, rows: Tensor) -> Tensor:
+    def to_backend_layout(self, rows: Tensor) -> Tensor:
         """Return `(groups, *window, ...)` as the operators of the backend take it."""
         return rows
 
@@ -325,7 +325,7 @@ class LinearVotes(ComputedVotes):
             offset = self._of_children(offset.unflatten(0, self.weight.shape[:3])).expand(-1, self.parents)
         return votes, Dot(query, offset)
 
-    def own_features(self, x: Tensor) -> Tensor:
+    def drop_logit_columns(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.poses.shape[-2], -1))[..., : self.weight.shape[-1]].flatten(-2)
 
     def tensors(self, gates: Tensor | None) -> Children:
@@ -334,7 +334,7 @@ class LinearVotes(ComputedVotes):
         bias = None if self.bias is None else at_least_float32(self.bias)
         if self._unfolds:
             poses = windows(poses, self.window, self.options.stride, self.options.dilation)[:, :, None, None]
-            weight, bias = self.as_taken(weight), None if bias is None else self.as_taken(bias)
+            weight, bias = self.to_backend_layout(weight), None if bias is None else self.to_backend_layout(bias)
             gates = None if gates is None else gates.flatten(1)[:, :, None, None]
         if self.backend == "native":  # one copy for all iterations
             poses, weight = poses.contiguous(), weight.contiguous()
@@ -349,7 +349,7 @@ class LinearVotes(ComputedVotes):
         on_device = self.backend == "tiled" and self.device.type != "cpu"
         return self.grid != () and (self.backend == "triton" or on_device)
 
-    def as_taken(self, rows: Tensor) -> Tensor:
+    def to_backend_layout(self, rows: Tensor) -> Tensor:
         return self._of_children(rows)[:, None, None] if self._unfolds else rows
 
     def _of_children(self, rows: Tensor) -> Tensor:

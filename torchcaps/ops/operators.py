@@ -182,11 +182,11 @@ class Operator:
             accumulator(x) if grad is None and x is not None and wanted else grad
             for grad, x, wanted in zip(held, children, needed, strict=False)
         ]
-        whole = [
+        full_grads = [
             torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
             for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=False)
         ]
-        given = _as_tuple(self.backward(*whole, *results, *children, *parents, *ctx.options, *into))
+        given = _as_tuple(self.backward(*full_grads, *results, *children, *parents, *ctx.options, *into))
         parent_grads = (grad if x is not None else None for grad, x in zip(given, parents, strict=True))
         return *into, *parent_grads, *no_options
 

@@ -169,7 +169,7 @@ class Problem:
             getattr(kernels, kernel)[grid](*arguments, self.tensors, read, self.sizes, layer, **options)
 
     def split(self, items: int, programs: int, part: int) -> tuple[int, int]:
-        """Return into how many splits to divide items, each of which writes `part` numbers, and the items in each."""
+        """Return how many splits divide the items, where each split writes `part` numbers, and the items in each."""
         most = max(1, min(items, self.programs // max(1, programs), MOST_PARTS // max(1, part)))
         per_split = max(1, -(-items // most))
         return max(1, -(-items // per_split)), per_split
@@ -194,7 +194,7 @@ class Problem:
         blocks, gaussian = -(-self.samples // self.layer.block_n), parents.precision is not None
         splits, per_split = self.split(self.children, blocks, self.samples * self.parents * self.features)
         grad_poses = None if into.poses is None else torch.empty_like(self.tensors.poses)
-        # A softmax over the parents needs all of them, of which the gradients of rows have only some.
+        # A softmax over the parents needs all of them; the gradients of rows have only some.
         wanted = (
             None if into.weight is None else self.tensors.weight,
             None if into.bias is None else self.tensors.bias,
