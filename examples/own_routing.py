@@ -19,7 +19,8 @@ from torchcaps.testing import assert_routing_laws
 class MomentumRouting(Routing):
     """Votes agree with a moving average of the parents, in which earlier parents have the share `memory`."""
 
-    gain, alike = 2.0, 0.98  # of the first vote weights, proposed by torchcaps.testing.propose_gain(MomentumRouting())
+    # Of the first vote weights, proposed by torchcaps.testing.propose_gain(MomentumRouting()).
+    gain, shared_variance = 2.0, 0.98
 
     def __init__(self, iterations: int = 3, memory: float = 0.5):
         super().__init__(iterations)

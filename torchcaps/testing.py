@@ -38,7 +38,7 @@ BATCH, CHILDREN, PARENTS, POSE, OUT_POSE = 3, 5, 4, (2, 3), (2, 2)
 # Children, parents and entries of a pose in the layers that `propose_gain` measures, and what it measures there.
 SIZES = ((16, 10, 16), (128, 10, 16), (1152, 10, 16), (32, 32, 16), (32, 100, 8))
 SOFT = 0.5
-GAINS, ALIKES = (0.1, 0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 2.8), (0.0, 0.9, 0.98)
+GAINS, SHARED_VARIANCES = (0.1, 0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 2.8), (0.0, 0.9, 0.98)
 
 
 def assert_routing_laws(routing: Routing) -> None:
@@ -64,7 +64,7 @@ def assert_attributes_are_true(routing: Routing) -> None:
 def assert_all_parameters_learn(routing: Routing) -> None:
     """Assert that all parameters of the routing have gradients: through all iterations, and through the last alone."""
     ways: list[Gradient] = ["unrolled", "last"]
-    if not routing.keeps_start and getattr(routing, "start", None) == "learned":
+    if not routing.last_state_contains_first and getattr(routing, "start", None) == "learned":
         ways = ["unrolled"]  # the routing refuses the other, in which its start learns nothing
     for gradient in ways:
         with _numbers():
@@ -226,20 +226,22 @@ def assert_stacks_are_alive(routing: Routing, layers: int = 5) -> None:
                 if not 0.01 <= size <= 1.001:
                     raise AssertionError(
                         f"capsules do not stay alive: their size is {size:.2g} in {where}; look at the routing's "
-                        f"averages={routing.averages}, gain={routing.gain} and alike={routing.alike}"
+                        f"averages={routing.averages}, gain={routing.gain}, shared_variance={routing.shared_variance}"
                     )
                 if not spread > 0.1:
                     raise AssertionError(f"capsules forget their input: all samples are alike in {where}")
                 if largest > HARD:
                     raise AssertionError(
                         f"the first coefficients are nearly hard: the largest is {largest:.2g} on average in {where}; "
-                        "torchcaps.testing.propose_gain(routing) proposes values for gain and alike"
+                        "torchcaps.testing.propose_gain(routing) proposes values for gain and shared_variance"
                     )
 
 
 def _check_vote_weights(routing: Routing) -> None:
     if routing.needs_poses:
-        raise ValueError(f"{type(routing).__name__} takes the poses as votes: it has no vote weights, gain and alike")
+        raise ValueError(
+            f"{type(routing).__name__} takes the poses as votes: it has no vote weights, gain and shared_variance"
+        )
 
 
 def _measured(layer: Any, children: Capsules) -> tuple[Capsules, float, float, float]:
@@ -261,10 +263,10 @@ def _measured(layer: Any, children: Capsules) -> tuple[Capsules, float, float, f
 
 
 class Pass(NamedTuple):
-    """What the first passes of a stack of layers look like with one gain and one alike.
+    """What the first passes of a stack of layers look like with one gain and one shared variance.
 
     Fields:
-        gain, alike: the attributes of the routing.
+        gain, shared_variance: the attributes of the routing.
         shortest, longest: least and greatest mean length of the parents in a layer. Where the length does not say how
             present a capsule is, it is divided by the root of the number of entries.
         spread: least standard deviation of the parents' poses between samples in a layer, relative to their size.
@@ -273,7 +275,7 @@ class Pass(NamedTuple):
     """
 
     gain: float
-    alike: float
+    shared_variance: float
     shortest: float
     longest: float
     spread: float
@@ -281,9 +283,12 @@ class Pass(NamedTuple):
 
 
 def propose_gain(
-    routing: Routing, gains: Sequence[float] = GAINS, alikes: Sequence[float] = ALIKES, layers: int = 3
+    routing: Routing,
+    gains: Sequence[float] = GAINS,
+    shared_variances: Sequence[float] = SHARED_VARIANCES,
+    layers: int = 3,
 ) -> Pass:
-    """Measure the first passes of new layers over gain and alike, print them as a table, and propose values.
+    """Measure the first passes of new layers over gain and shared variance, print them as a table, and propose values.
 
     The stacks have 16 to 1152 children and 10 to 100 parents, with poses of 8 and 16 entries, and children of length
     1/2 in random directions. Proposed is the row whose lengths are nearest to 1/2 in all layers, among those that pass
@@ -291,7 +296,7 @@ def propose_gain(
 
     Args:
         routing: the routing, which keeps its own values.
-        gains, alikes: values to measure; those of the routing are measured too.
+        gains, shared_variances: values to measure; those of the routing are measured too.
         layers: number of layers in a stack.
 
     Returns:
@@ -299,31 +304,31 @@ def propose_gain(
 
     Raises:
         ValueError: the routing has no vote weights (`needs_poses`), or no row keeps stacks alive; then try others, or
-            bound the first votes by `apart`.
+            bound the first votes by `max_difference`.
     """
     _check_vote_weights(routing)
-    print("   gain   alike   lengths          spread   largest coefficient")
+    print("   gain   shared variance   lengths          spread   largest coefficient")
     rows = []
-    pairs = {(routing.gain, routing.alike), *itertools.product(gains, alikes)}
-    for gain, alike in sorted(pairs, key=lambda pair: (pair[1], pair[0])):
-        row = measure_first_pass(routing, gain, alike, layers)
+    pairs = {(routing.gain, routing.shared_variance), *itertools.product(gains, shared_variances)}
+    for gain, shared_variance in sorted(pairs, key=lambda pair: (pair[1], pair[0])):
+        row = measure_first_pass(routing, gain, shared_variance, layers)
         rows.append(row)
-        own = "  <- now" if (gain, alike) == (routing.gain, routing.alike) else ""
+        own = "  <- now" if (gain, shared_variance) == (routing.gain, routing.shared_variance) else ""
         lengths = f"{row.shortest:.2g} to {row.longest:.2g}"
-        print(f"{gain:7.3g} {alike:7.3g}   {lengths:16} {row.spread:6.2f} {row.largest:10.2f}{own}")
+        print(f"{gain:7.3g} {shared_variance:17.3g}   {lengths:16} {row.spread:6.2f} {row.largest:10.2f}{own}")
     reasons = []
     for row in sorted(rows, key=lambda row: (row.largest > SOFT, _distance(row))):
-        tried = _with(routing, row.gain, row.alike)
+        tried = _with(routing, row.gain, row.shared_variance)
         try:
             assert_stacks_are_alive(tried)
         except AssertionError as error:
-            reasons.append(f"with gain {row.gain:g} and alike {row.alike:g}, {error}")
+            reasons.append(f"with gain {row.gain:g} and shared_variance {row.shared_variance:g}, {error}")
             continue
-        print(f"proposed: gain = {row.gain:g}, alike = {row.alike:g}")
+        print(f"proposed: gain = {row.gain:g}, shared_variance = {row.shared_variance:g}")
         return row
     raise ValueError(
-        "no gain and alike keep stacks alive: try others, bound the first votes by apart, such as 0.3, or soften the "
-        f"logits, such as by 1 / D; {reasons[0]}"
+        "no gain and shared variance keep stacks alive: try others, bound the first votes by max_difference, such as "
+        f"0.3, or soften the logits, such as by 1 / D; {reasons[0]}"
     )
 
 
@@ -332,15 +337,15 @@ def _distance(row: Pass) -> float:
     return max(abs(math.log(2 * max(x, 1e-30))) for x in (row.shortest, row.longest))
 
 
-def _with(routing: Routing, gain: float, alike: float) -> Routing:
+def _with(routing: Routing, gain: float, shared_variance: float) -> Routing:
     routing = copy.deepcopy(routing)
-    routing.gain, routing.alike, routing.init = gain, alike, "fan_in"
+    routing.gain, routing.shared_variance, routing.init = gain, shared_variance, "fan_in"
     return routing
 
 
-def measure_first_pass(routing: Routing, gain: float, alike: float, layers: int = 3) -> Pass:
-    """Measure the first passes with one gain and one alike, see `propose_gain`."""
-    routing = _with(routing, gain, alike)
+def measure_first_pass(routing: Routing, gain: float, shared_variance: float, layers: int = 3) -> Pass:
+    """Measure the first passes with one gain and one shared variance, see `propose_gain`."""
+    routing = _with(routing, gain, shared_variance)
     lengths, spreads, largest = [], [], []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -352,7 +357,7 @@ def measure_first_pass(routing: Routing, gain: float, alike: float, layers: int 
                 lengths.append(size)
                 spreads.append(spread)
                 largest.append(hardest)
-    return Pass(gain, alike, min(lengths), max(lengths), min(spreads), max(largest))
+    return Pass(gain, shared_variance, min(lengths), max(lengths), min(spreads), max(largest))
 
 
 def _stacks(routing: Routing, layers: int) -> Iterator[tuple[str, list[Any], Capsules]]:

@@ -124,7 +124,7 @@ def test_a_stack_that_dies():
 
 def test_hard_first_coefficients_are_found():
     routing = EMRouting()
-    routing.alike = 0.0
+    routing.shared_variance = 0.0
     with pytest.raises(AssertionError, match="nearly hard.*propose_gain"):
         assert_stacks_are_alive(routing)
 
@@ -133,8 +133,8 @@ def test_hard_first_coefficients_are_found():
 def test_own_gains_are_as_measured(name):
     torch.set_default_dtype(torch.float32)
     routing = make(name)
-    row = measure_first_pass(routing, routing.gain, routing.alike)
-    assert (row.gain, row.alike) == (routing.gain, routing.alike)
+    row = measure_first_pass(routing, routing.gain, routing.shared_variance)
+    assert (row.gain, row.shared_variance) == (routing.gain, routing.shared_variance)
     assert 0.01 <= row.shortest <= row.longest <= 1.001
     assert row.largest <= 0.9
     assert row.spread > 0.1
@@ -145,21 +145,21 @@ def test_gains_are_found(capsys):
     torch.set_default_dtype(torch.float32)
     for guessed in (1.0, 4.4):
         routing = DynamicRouting()
-        routing.gain, routing.alike = guessed, 0.0
-        found = propose_gain(routing, gains=(1.0, 2.0), alikes=(0.0, 0.98))
-        assert (found.gain, found.alike) == (2.0, 0.98)
-        assert (routing.gain, routing.alike) == (guessed, 0.0)
+        routing.gain, routing.shared_variance = guessed, 0.0
+        found = propose_gain(routing, gains=(1.0, 2.0), shared_variances=(0.0, 0.98))
+        assert (found.gain, found.shared_variance) == (2.0, 0.98)
+        assert (routing.gain, routing.shared_variance) == (guessed, 0.0)
         printed = capsys.readouterr().out
-        assert f"{guessed:7.3g}       0 " in printed
+        assert f"{guessed:7.3g}                 0 " in printed
         assert "<- now" in printed
-        assert printed.endswith("proposed: gain = 2, alike = 0.98\n")
+        assert printed.endswith("proposed: gain = 2, shared_variance = 0.98\n")
     with pytest.raises(ValueError, match="takes the poses as votes"):
         propose_gain(SlotAttention())
     with pytest.raises(ValueError, match="takes the poses as votes"):
         assert_stacks_are_alive(SlotAttention())
     routing.gain = 0.1
-    with pytest.raises(ValueError, match="no gain and alike keep stacks alive"):
-        propose_gain(routing, gains=(), alikes=())
+    with pytest.raises(ValueError, match="no gain and shared variance keep stacks alive"):
+        propose_gain(routing, gains=(), shared_variances=())
 
 
 @names

@@ -432,7 +432,7 @@ def test_first_vote_weights(routing, sizes, std):
     assert weight.std().item() == pytest.approx(std, rel=0.03)
     assert abs(weight.mean().item()) < 0.1 * std
     own = (weight - weight.mean(1, keepdim=True)).square().mean().item() * 3 / 2  # unbiased variance over 3 parents
-    assert own == pytest.approx((1 - routing.alike) * std**2 if routing.init == "fan_in" else std**2, rel=0.1)
+    assert own == pytest.approx((1 - routing.shared_variance) * std**2 if routing.init == "fan_in" else std**2, rel=0.1)
 
 
 def test_the_authors_dynamic_weights():

@@ -1,13 +1,13 @@
 """What a capsule layer looks at in its first pass in training mode: whether it can learn from its first weights.
 
 A layer whose parents start dead or saturated, or whose first coefficients are nearly hard, often learns nothing, and
-nobody says why: the network stays at the accuracy of chance. The layer says so in one warning, with the remedy. At its
-100th pass it looks once more, whether all lengths have gone to 1: with a learning rate that is too high they do so in
-one step.
+nothing says why: the network stays at the accuracy of chance. The layer says so in one warning, with the remedy. At
+its 100th pass it looks once more, whether all lengths have gone to 1: with a learning rate that is too high they do so
+in one step.
 
-Lengths near 1 alone are no fault: who reads the directions of the poses, as a head or the next capsule layer does, can
-learn from them. Whether anybody does, the gradient says that comes back to these poses. So a layer with such lengths
-waits for it, and warns then.
+Lengths near 1 alone are no fault: what reads the directions of the poses, as a head or the next capsule layer does, can
+learn from them. The gradient that comes back to these poses shows whether anything reads them. So a layer with such
+lengths waits for this gradient, and warns then.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ SAME = 0.02  # largest standard deviation between samples of directions that are
 SAMPLES = 8
 # A gradient points along a pose if its part across it is so small, relative to that across the pose of another sample.
 ALONG = 0.1
-IMAGES, COEFFICIENTS = 8, 2**20  # at most so many samples, or maps, and so many coefficients are looked at
+IMAGES, COEFFICIENTS = 8, 2**20  # limits of what one look reads: samples, or maps, and coefficients
 
 
 class Passes:
@@ -132,7 +132,7 @@ def look_at(layers: Sequence[CountedLayer], children: Capsules | Tensor, route: 
 
 
 def _when_nothing_passes(seen: Seen, warn: Callable[[], None]) -> None:
-    """Call `warn` in the backward pass, if nobody can learn from these poses, whose lengths are all near 1."""
+    """Call `warn` in the backward pass, if nothing can learn from these poses, whose lengths are all near 1."""
     poses, dims = seen.poses.detach(), seen.poses.dim() - seen.lengths.dim()  # the tensor itself would be in a cycle
 
     @torch.no_grad()
@@ -219,7 +219,7 @@ def problem_of(routing: Routing, seen: Seen) -> str | None:
     for what, sizes in (("activation", activations), ("length", seen.lengths)):
         largest = sizes.amax(1).mean().item()
         if largest < least and (what == "length" or routing.measures_presence):
-            remedy = "Use a routing with init='fan_in'" if as_published else "Set another routing.gain"
+            remedy = "Use a routing with init='fan_in'" if as_published else "Set a larger routing.gain"
             return (
                 f"starts dead: the largest {what} of its parents is {largest:.1g} on average. {remedy}, or use fewer "
                 "layers or longer poses of the children"
@@ -238,7 +238,8 @@ def problem_of(routing: Routing, seen: Seen) -> str | None:
         of = "child" if routing.softmax == "parents" else "parent"
         return (
             f"starts with hard coefficients: the largest of a {of} is {largest:.3f} on average, so that the others "
-            "hardly learn. Squash or normalize the children, or set a smaller routing.gain or a larger routing.alike"
+            "hardly learn. Squash or normalize the children, or set a smaller routing.gain or a larger "
+            "routing.shared_variance"
         )
     return None
 
@@ -276,7 +277,7 @@ def saturation_of(routing: Routing, seen: Seen, is_first: bool) -> str | None:
 
 def _size_of_children(seen: Seen) -> float | None:
     """Return the root mean square of the entries of a child, the median over the children that are present; 0 if all
-    are zero, and None if nobody knows."""
+    are zero, and None if that is unknown."""
     if seen.votes is None:
         return None
     votes: Any = seen.votes.votes

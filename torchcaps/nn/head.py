@@ -88,7 +88,7 @@ class CapsuleHead(nn.Module):
         self.primary = PrimaryCapsules(in_features, types, pose, scores=routing.gives_scores, **factory)
         # Classes begin alike, so that the first coefficients are soft, however few children there are.
         of_classes = copy.deepcopy(routing)
-        of_classes.alike = max(routing.alike, 0.98)
+        of_classes.shared_variance = max(routing.shared_variance, 0.98)
         sizes = [(types, classes, of_classes)]
         if parts is not None:
             sizes = [(types, parts, routing), (parts, classes, of_classes)]
@@ -104,7 +104,7 @@ class CapsuleHead(nn.Module):
                 )
                 layers.append(layer)
         self.capsules = CapsuleStack(*layers)
-        # No bias, which would be the same for all classes, and no lengths that a LayerNorm has made equal.
+        # A bias would be equal for all classes. Lengths after a LayerNorm are equal, so they are not read.
         self.reads_presence = routing.measures_presence
         self.classifier = nn.Linear(pose + self.reads_presence, 1, bias=False, **factory)
         self.reset_parameters()

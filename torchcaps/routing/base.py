@@ -31,7 +31,7 @@ class Iteration(NamedTuple):
     t: int
 
     def with_coefficients(self) -> Capsules:
-        """Return the parents with the coefficients that they follow from."""
+        """Return the parents with their coefficients."""
         return self.votes.votes.with_coefficients(self.parents, self.votes.coefficients())
 
 
@@ -57,14 +57,14 @@ class Routing(RoutingParameters, ABC):
         averages: whether a parent is a mean of votes, not a sum.
         gain: length of the first parents, before a squash, relative to that of the children, see `fan_in_`: above 1 to
             make up for a squash, below 1 where coefficients become peaked.
-        alike, apart: part of the variance of the first vote weights that all parents share, and bound of the part that
-            they do not share, see `fan_in_`.
-            `torchcaps.testing.propose_gain` proposes values.
+        shared_variance: fraction of the variance of the first vote weights that all parents share, see `fan_in_`;
+            `torchcaps.testing.propose_gain` proposes this and the gain.
+        max_difference: bound of the part of a first vote that the parents do not share, see `fan_in_`.
         gives_scores: whether the parents have scores.
         measures_presence: whether `Capsules.activations` of the parents say how present they are, by a score or
             by a length below one.
-        keeps_start: whether the last state contains the first one, as a sum of logits does; then the first state learns
-            with gradient="last", too.
+        last_state_contains_first: whether the last state contains the first one, as a sum of logits does; then the
+            first state learns with gradient="last", too.
         iterative: whether the algorithm iterates; otherwise `step` runs once.
         needs_poses: whether the votes must be the poses of the children, as in :class:`torchcaps.CapsuleShared`.
         transforms: whether the parents may have other poses than the votes.
@@ -76,11 +76,11 @@ class Routing(RoutingParameters, ABC):
     leaky: bool = False
     averages: bool = False
     gain: float = 1.0
-    alike: float = 0.0
-    apart: float = math.inf
+    shared_variance: float = 0.0
+    max_difference: float = math.inf
     gives_scores: bool = False
     measures_presence: bool = True
-    keeps_start: bool = False
+    last_state_contains_first: bool = False
     iterative: bool = True
     needs_poses: bool = False
     transforms: bool = False
@@ -135,7 +135,7 @@ class Routing(RoutingParameters, ABC):
         if self.init == "paper":
             self.reset_weight_as_in_paper(weight, shape)
         else:
-            fan_in_(weight, shape, self.averages, self.gain, self.alike, self.apart)
+            fan_in_(weight, shape, self.averages, self.gain, self.shared_variance, self.max_difference)
 
     # ------------------------------------------------------------ iterations
 
@@ -180,7 +180,7 @@ class Routing(RoutingParameters, ABC):
                 score -inf, or of any below about -55, does not count at all. A bool mask may stand for them: True for a
                 child, False for padding (the opposite of PyTorch's `key_padding_mask`). None keeps the gates of the
                 votes.
-            return_coefficients: also return the coefficients that the parents follow from.
+            return_coefficients: also return the coefficients of the last iteration.
 
         Raises:
             RuntimeError: if the routing needs parameters and has none, because it belongs to no layer.

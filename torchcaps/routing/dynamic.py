@@ -50,7 +50,7 @@ class DynamicRouting(Routing):
         Sabour et al. 2017, Procedure 1, equations 1 to 3.
     """
 
-    keeps_start = True
+    last_state_contains_first = True
 
     @checked
     def __init__(
@@ -67,7 +67,8 @@ class DynamicRouting(Routing):
         if leaky and softmax == "children":
             raise ValueError("leaky=True adds a parent to the softmax: it needs softmax='parents'")
         self.softmax, self.leaky, self.learn_bias, self.start = softmax, leaky, learn_bias, start
-        self.gain, self.alike, self.apart = (1.2, 0.0, math.inf) if self.averages else (2.2, 0.98, 0.3)
+        self.gain, self.shared_variance = (1.2, 0.0) if self.averages else (2.2, 0.98)
+        self.max_difference = math.inf if self.averages else 0.3
 
     @property
     def averages(self) -> bool:  # type: ignore[override]
@@ -76,10 +77,10 @@ class DynamicRouting(Routing):
     def build(self, shape: LayerShape) -> None:
         over = "children" if self.averages else "parents"
         if self.averages:
-            alike = shape.groups == 1
+            all_equal = shape.groups == 1
         else:  # the parents' logits compete with the leak's, if there is one
-            alike = not self.leaky and shape.parents == 1 and (self.start == "learned" or not shape.any_parents)
-        if self.start != "zero" and alike:
+            all_equal = not self.leaky and shape.parents == 1 and (self.start == "learned" or not shape.any_parents)
+        if self.start != "zero" and all_equal:
             raise ValueError(
                 f"start={self.start!r} changes nothing: all first logits of a softmax over the {over} are one number; "
                 f"use start='zero', or two {over} or more with weights of their own"

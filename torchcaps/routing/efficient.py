@@ -40,8 +40,8 @@ class EfficientRouting(Routing):
 
     iterative = False
     gain = 1.4
-    apart = 0.1
-    alike = 0.98  # otherwise the first coefficients would be hard: each vote agrees with itself
+    max_difference = 0.1
+    shared_variance = 0.98  # otherwise the first coefficients would be hard: each vote agrees with itself
 
     @checked
     def __init__(self, init: Init = "fan_in"):

@@ -56,7 +56,7 @@ class EMRouting(Routing):
 
     averages = True
     gain = 0.3
-    alike = 0.9
+    shared_variance = 0.9
     gives_scores = True
 
     @checked

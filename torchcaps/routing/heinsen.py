@@ -51,7 +51,7 @@ class HeinsenRouting(Routing):
 
     averages = True
     gain = 0.3
-    alike = 0.9
+    shared_variance = 0.9
     gives_scores = True
 
     @checked

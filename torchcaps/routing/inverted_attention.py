@@ -60,7 +60,7 @@ class InvertedAttentionRouting(Routing):
     ):
         super().__init__(iterations, gradient, init)
         self.layer_norm, self.activations, self.start = layer_norm, activations, start
-        self.apart = 1.0 if layer_norm else math.inf  # a LayerNorm sets the lengths of the parents
+        self.max_difference = 1.0 if layer_norm else math.inf  # a LayerNorm sets the lengths of the parents
 
     @property
     def gives_scores(self) -> bool:  # type: ignore[override]

@@ -42,7 +42,7 @@ class RoutingParameters(nn.Module):
         if name in ("start", "gradient", "iterations"):
             options = vars(self) | {name: value}
             learned_and_last = (options.get("start"), options.get("gradient")) == ("learned", "last")
-            if learned_and_last and options["iterations"] > 1 and not self.keeps_start:
+            if learned_and_last and options["iterations"] > 1 and not self.last_state_contains_first:
                 raise ValueError(
                     "start='learned' gets no gradient from the last iteration alone: use gradient='unrolled'"
                 )

@@ -16,8 +16,8 @@ class LayerShape(NamedTuple):
 
     Fields:
         groups: number of sets of vote weights; the children form as many groups of equal size, one set for each.
-        children: number of children per parent, in the layer or in one window; of a layer for any number, the expected
-            one, or None.
+        children: number of children per parent, in the layer or in one window; for a layer that takes any number: the
+            expected number, or None.
         parents: number of parents; 1 if the layer takes any number.
         rows: number of rows of a pose; a vector has one.
         in_features, out_features: number of features in a row of a child's pose, and of a parent's pose.
@@ -56,7 +56,9 @@ class LayerShape(NamedTuple):
             )
 
 
-def fan_in_(weight: Tensor, shape: LayerShape, averages: bool, gain: float, alike: float, apart: float) -> None:
+def fan_in_(
+    weight: Tensor, shape: LayerShape, averages: bool, gain: float, shared_variance: float, max_difference: float
+) -> None:
     r"""Draw vote weights `(..., parents, d, h)` that keep capsules alive through any number of layers, in place.
 
     The weights are normal. Their standard deviation is chosen so that, with uniform coefficients c, a parent
@@ -70,17 +72,18 @@ def fan_in_(weight: Tensor, shape: LayerShape, averages: bool, gain: float, alik
         averages: whether a parent is the mean of its votes; otherwise it is their sum.
         gain: above 1 where a squash shortens the parents, below 1 where the coefficients favor some votes, whose mean
             is longer than the mean of all.
-        alike: fraction of the variance that all parents share. Their first logits are then nearly equal, and the first
-            coefficients are soft although the votes are long.
-        apart: bound of the part of a vote that the parents do not share, as a multiple of the child's length. Votes
-            become longer with the number of parents, and without a bound, so would the differences of their logits.
-            With `alike` 0 this bound shortens the votes themselves, which suits routings that normalize their parents.
+        shared_variance: fraction of the variance that all parents share. Their first logits are then nearly equal, and
+            the first coefficients are soft although the votes are long.
+        max_difference: bound of the part of a vote that the parents do not share, as a multiple of the child's length.
+            Votes become longer with the number of parents, and without a bound, so would the differences of their
+            logits. With `shared_variance` 0 this bound shortens the votes themselves, which suits routings that
+            normalize their parents.
     """
     children = shape.children or CHILDREN
     coefficient = 1 / children if averages else 1 / shape.parents
     std = gain / (coefficient * math.sqrt(children * shape.out_features))
-    own = min(std * math.sqrt(1 - alike), apart / math.sqrt(shape.out_features))
-    nn.init.normal_(weight, std=own)
-    if alike:
+    std_of_difference = min(std * math.sqrt(1 - shared_variance), max_difference / math.sqrt(shape.out_features))
+    nn.init.normal_(weight, std=std_of_difference)
+    if shared_variance:
         same = torch.empty_like(weight[..., :1, :, :])
-        weight += nn.init.normal_(same, std=math.sqrt(std**2 - own**2))
+        weight += nn.init.normal_(same, std=math.sqrt(std**2 - std_of_difference**2))

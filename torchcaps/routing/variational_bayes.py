@@ -53,7 +53,7 @@ class VBRouting(Routing):
     """
 
     gain = 0.125  # batch norm sets the lengths
-    apart = 0.1  # votes that spread more than the prior's 1 make hard coefficients
+    max_difference = 0.1  # votes that spread more than the prior's 1 make hard coefficients
     gives_scores = True
 
     @checked
