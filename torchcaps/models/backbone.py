@@ -67,7 +67,7 @@ class Features(nn.Module):
             # Gradients need tensors from outside of inference_mode: a clone is one.
             fixed = any(x.is_inference() for x in (*network.parameters(), *network.buffers()))
             with evaluating(network), torch.inference_mode(fixed), torch.enable_grad():
-                found, is_second = self._once(example.clone())
+                features, is_second = self._once(example.clone())
         except NotImplementedError:
             raise  # from a parameter without values, on the device "meta"
         except Exception as error:
@@ -75,8 +75,8 @@ class Features(nn.Module):
                 f"{name} does not run on inputs of shape {size} ({one_line(error)[:200]}): give an example that it "
                 "takes, or a size if the network is given by its name"
             ) from None
-        if not isinstance(found, Tensor) or found.dim() not in (2, 3, 4):
-            shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(features, Tensor) or features.dim() not in (2, 3, 4):
+            shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             expected = "maps, tokens or vectors"
             raise ValueError(f"the features of {name} must be {expected}, got {shown}: choose another layer")
         if is_second and skip_tokens is None:
@@ -85,23 +85,23 @@ class Features(nn.Module):
                 "CapsuleHead behind features.transpose(1, 2), or give skip_tokens=0 if they are tokens"
             )
         of_square = len(size) == 4 and size[2] == size[3]
-        if found.dim() == 4:
-            a, b, c = found.shape[1:]
+        if features.dim() == 4:
+            a, b, c = features.shape[1:]
             height, width = size[2:] if len(size) == 4 else (0, 0)
             in_proportion = a * width == b * height and b * width != c * height
             self.channels_last = getattr(network, "output_fmt", "") == "NHWC" or in_proportion
-        elif found.dim() == 3:
-            tokens = found.shape[1]
+        elif features.dim() == 3:
+            tokens = features.shape[1]
             self.skip_tokens = _other_tokens(network, size, tokens) if skip_tokens is None else skip_tokens
             if self.skip_tokens >= tokens:
                 raise ValueError(f"skip_tokens must be less than the {tokens} tokens of {name}, got {skip_tokens}")
             side = math.isqrt(tokens - self.skip_tokens)
             self.side = side if of_square and side**2 == tokens - self.skip_tokens else 0
-        self.channels = found.shape[-1] if self.channels_last or found.dim() < 4 else found.shape[1]
+        self.channels = features.shape[-1] if self.channels_last or features.dim() < 4 else features.shape[1]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found = getattr(self.network, "forward_features", self.network)(inputs)
-        features: Tensor = getattr(found, "last_hidden_state", found)
+        output = getattr(self.network, "forward_features", self.network)(inputs)
+        features: Tensor = getattr(output, "last_hidden_state", output)
         if self.channels_last:
             return features.movedim(-1, 1)
         if self.skip_tokens:
@@ -133,9 +133,9 @@ class Features(nn.Module):
         try:
             for parameter in frozen:  # so that a frozen network loses the same parts
                 parameter.requires_grad_(True)
-            found = self(example)
-            if isinstance(found, Tensor) and found.requires_grad:
-                gradients = torch.autograd.grad(found.sum(), parameters, allow_unused=True)
+            features = self(example)
+            if isinstance(features, Tensor) and features.requires_grad:
+                gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -144,12 +144,12 @@ class Features(nn.Module):
         if gradients is not None:
             unused = {p for p, gradient in zip(parameters, gradients, strict=True) if gradient is None}
             for name, part in list(self.network.named_children()):
-                own = set(part.parameters())
-                if own and own <= unused and ran.isdisjoint(part.modules()):
+                owned = set(part.parameters())
+                if owned and owned <= unused and ran.isdisjoint(part.modules()):
                     setattr(self.network, name, nn.Identity())
             for parameter in unused:
                 parameter.requires_grad_(False)
-        return found, isinstance(found, Tensor) and found.shape == second
+        return features, isinstance(features, Tensor) and features.shape == second
 
 
 def _other_tokens(network: nn.Module, size: tuple[int, ...], tokens: int) -> int:
@@ -283,8 +283,8 @@ def library_network(
         if is_given:
             raise ValueError(f"{argument} is not for head={head!r}: leave it out, or choose the other head")
     if head == "capsules":
-        own: Any = {"types": types, "pose": pose}
-        return add_capsules(name, classes, routing, trainable=trainable, pretrained=pretrained, size=size, **own)
+        options: Any = {"types": types, "pose": pose}
+        return add_capsules(name, classes, routing, trainable=trainable, pretrained=pretrained, size=size, **options)
     named = named_network(name, pretrained is True, size)
     network, pools = named.network, list(global_pools(named.network))
     if not pools or name.startswith("transformers/"):

@@ -27,7 +27,7 @@ from torchcaps.ops import evenly_spaced
 from torchcaps.routing import HeinsenRouting, Routing
 from torchcaps.utils.arguments import Count, checked
 
-LEAST = 29  # height and width of an image that the six convolutions can take
+SMALLEST_SIDE = 29  # height and width of an image that the six convolutions can take
 
 
 class PartsCapsNet(nn.Module):
@@ -113,7 +113,7 @@ class StereoCapsNet(PartsCapsNet):
 
     def primary_capsules(self, images: Tensor) -> Capsules:
         """Return the children on a grid, `(batch, parts, rows, columns, 4, 4)`, with scores; 9x9 for 96x96 pixels."""
-        check_images(images, (self.in_channels, None, None), next(self.parameters(), None), LEAST)
+        check_images(images, (self.in_channels, None, None), next(self.parameters(), None), SMALLEST_SIDE)
         features = self.features(with_coordinates(images))
         poses = self.poses(features).unflatten(1, (-1, 4, 4)).movedim((2, 3), (-2, -1))
         return Capsules(poses, self.scores(features))
@@ -286,7 +286,7 @@ def average_pooled_smallnorb(classes: Count = 5, in_channels: Count = 2, channel
     classifier = nn.Sequential(
         nn.BatchNorm2d(channels), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
     )
-    return FeatureClassifier(features, classifier, (in_channels, None, None), LEAST)
+    return FeatureClassifier(features, classifier, (in_channels, None, None), SMALLEST_SIDE)
 
 
 @register_model

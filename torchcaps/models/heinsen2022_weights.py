@@ -16,7 +16,7 @@ HOME = "github.com/glassroom/heinsen_routing_2022_paper"
 ADVICE = f"give a .state_dict file of {HOME} as it was published"
 
 # Our names in a layer's routing, and those of the author's class EfficientVectorRouting.
-NAMES = {
+AUTHORS_NAMES = {
     "activation_weight": "W_A",
     "activation_bias": "B_A",
     "vote_scale": "W_F1",
@@ -77,4 +77,4 @@ def _authors_name(name: str) -> str:
         return {"depth_scale": "W", "depth_offset": "B"}[name]
     layer = re.fullmatch(r"capsules\.layers\.(\d)\.routing\.(.+)", name)
     assert layer is not None, name
-    return f"route.{layer[1]}.{NAMES[layer[2]]}"
+    return f"route.{layer[1]}.{AUTHORS_NAMES[layer[2]]}"

@@ -25,23 +25,23 @@ def check_images(images: Tensor, shape: ImageShape, weight: Tensor | None, least
     """
     check_input("images", images, weight)
 
-    def fits(found: tuple[int, ...]) -> bool:
-        sizes = len(found) == 4 and all(size in (None, own) for size, own in zip(shape, found[1:], strict=True))
-        return sizes and min(found[2:]) >= least
+    def fits(given: tuple[int, ...]) -> bool:
+        sizes = len(given) == 4 and all(size in (None, side) for size, side in zip(shape, given[1:], strict=True))
+        return sizes and min(given[2:]) >= least
 
-    if not fits(found := tuple(images.shape)):
+    if not fits(given := tuple(images.shape)):
         names = zip(shape, ("channels", "height", "width"), strict=True)
         expected = ", ".join(name if size is None else str(size) for size, name in names)
         end = f", height and width at least {least}" if least > 1 else ""
         ways = {
-            "a single image needs images.unsqueeze(0)": (1, *found),
-            "gray images without channels need images.unsqueeze(1)": (*found[:1], 1, *found[1:]),
-            "a single gray image needs images[None, None]": (1, 1, *found),
-            "channels that come last need images.movedim(-1, 1)": (*found[:1], *found[-1:], *found[1:-1]),
+            "a single image needs images.unsqueeze(0)": (1, *given),
+            "gray images without channels need images.unsqueeze(1)": (*given[:1], 1, *given[1:]),
+            "a single gray image needs images[None, None]": (1, 1, *given),
+            "channels that come last need images.movedim(-1, 1)": (*given[:1], *given[-1:], *given[1:-1]),
         }
         right = [way for way, then in ways.items() if fits(then)]
         advice = f": {', '.join(right)}" if right else ""
-        raise ValueError(f"expected images of shape (batch, {expected}){end}, got {found}{advice}")
+        raise ValueError(f"expected images of shape (batch, {expected}){end}, got {given}{advice}")
 
 
 def check_embeddings(embeddings: Tensor, mask: Tensor | None, weight: Tensor) -> None:

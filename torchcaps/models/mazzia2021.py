@@ -14,7 +14,7 @@ from torchcaps.nn import CapsuleLinear, MaskedDecoder, PrimaryCapsules
 from torchcaps.routing import EfficientRouting, Routing, exponential_squash
 from torchcaps.utils.arguments import Count, checked
 
-LEAST = 27  # height and width of an image that the convolutions can take
+SMALLEST_SIDE = 27  # height and width of an image that the convolutions can take
 
 
 class EfficientCapsNet(ReconstructingCapsNet):
@@ -50,8 +50,10 @@ class EfficientCapsNet(ReconstructingCapsNet):
         super().__init__()
         routing = EfficientRouting(init="paper") if routing is None else routing
         check_presence(routing)
-        if image_size < LEAST:
-            raise ValueError(f"image_size must be at least {LEAST}, which the convolutions need, got {image_size}")
+        if image_size < SMALLEST_SIDE:
+            raise ValueError(
+                f"image_size must be at least {SMALLEST_SIDE}, which the convolutions need, got {image_size}"
+            )
         self.image_shape = (in_channels, image_size, image_size)
         self.features = nn.Sequential(
             *_conv(in_channels, 32, 5), *_conv(32, 64, 3), *_conv(64, 64, 3), *_conv(64, 128, 3, stride=2)

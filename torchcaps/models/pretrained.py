@@ -39,8 +39,8 @@ class Weights(NamedTuple):
 def list_weights(name: str) -> list[str]:
     """Return the names of the data sets on which the package's weights of a model were trained, sorted."""
     files = FOLDER.glob(f"*{SUFFIX}")
-    found = (path.name.removesuffix(SUFFIX).partition(".") for path in files)
-    return sorted(data for model, _, data in found if model == name)
+    parts = (path.name.removesuffix(SUFFIX).partition(".") for path in files)
+    return sorted(data for model, _, data in parts if model == name)
 
 
 def find_weights(name: str, pretrained: str | bool) -> Weights:

@@ -180,16 +180,16 @@ def _keep(last: dict[CountedLayer, Seen], layer: CountedLayer, iteration: Iterat
         return
     with torch.no_grad():
         lengths = vector_norm(poses.float(), dim=tuple(range(-len(votes.pose), 0)))
-        some = None
+        weighted_few = None
         if isinstance(votes, ComputedVotes):
             per_map = votes.children * votes.parents * votes.batch // len(votes.poses)
-            own = votes.first(max(1, min(IMAGES, COEFFICIENTS // per_map)))
+            few = votes.first(max(1, min(IMAGES, COEFFICIENTS // per_map)))
             if agreement is not None:
                 values = {name: getattr(agreement, name, None) for name in ("query", "mean", "precision", "prior")}
-                taken = {name: x[: own.batch].clone() for name, x in values.items() if x is not None}
+                taken = {name: x[: few.batch].clone() for name, x in values.items() if x is not None}
                 agreement = agreement._replace(**taken)
-            some = WeightedVotes(own, agreement, weighted.softmax, weighted.leaky)
-    last[layer] = Seen(poses, parents.detach(), lengths, some)
+            weighted_few = WeightedVotes(few, agreement, weighted.softmax, weighted.leaky)
+    last[layer] = Seen(poses, parents.detach(), lengths, weighted_few)
 
 
 def _is_captured(x: Tensor) -> bool:

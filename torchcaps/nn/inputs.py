@@ -59,10 +59,10 @@ def check_children(
     children = math.prod(capsule_dims)
     if children == 0:
         raise ValueError(f"expected at least one child (score -inf for padding), got poses of shape {shape}")
-    name, found = ("types", capsule_dims[0]) if share_positions else ("in_capsules", children)
-    if count is not None and found != count:
+    name, given = ("types", capsule_dims[0]) if share_positions else ("in_capsules", children)
+    if count is not None and given != count:
         advice = "" if share_positions else _each_alone(capsule_dims, count)
-        raise ValueError(f"expected {name}={count}, got {found} (poses of shape {shape}){advice}")
+        raise ValueError(f"expected {name}={count}, got {given} (poses of shape {shape}){advice}")
     if capsules.scores is not None and tuple(capsules.scores.shape) != without_pose:
         raise ValueError(f"expected scores of shape {without_pose}, got {tuple(capsules.scores.shape)}")
 

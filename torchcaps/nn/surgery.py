@@ -34,15 +34,15 @@ def replace_pooling(model: nn.Module, pool: RoutingPool2d, name: str | None = No
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     if name is None:
-        found = global_pools(model)
-        if not found:
+        pools = global_pools(model)
+        if not pools:
             raise ValueError(
                 f"{type(model).__name__} has no nn.AdaptiveAvgPool2d to size 1: give the name of the module that "
                 "pools; a function that its forward calls cannot be replaced, but add_capsules works on any network"
             )
-        if len({id(module) for module in found.values()}) > 1:
-            raise ValueError(f"{type(model).__name__} has several pools, {', '.join(found)}: choose one by its name")
-        old = next(iter(found.values()))
+        if len({id(module) for module in pools.values()}) > 1:
+            raise ValueError(f"{type(model).__name__} has several pools, {', '.join(pools)}: choose one by its name")
+        old = next(iter(pools.values()))
     elif name in modules:
         old = modules[name]
     else:

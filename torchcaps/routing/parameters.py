@@ -33,8 +33,8 @@ class RoutingParameters(nn.Module):
         if "_parameters" not in vars(self) and name != "__dict__":  # DataParallel sets this one
             raise AttributeError(f"{type(self).__name__}.__init__ must call super().__init__() before it sets {name!r}")
         # An option that is changed later is checked like the argument of its name.
-        own: Any = type(self)
-        kind = _kind_of(own, name)
+        cls: Any = type(self)
+        kind = _kind_of(cls, name)
         if kind is not None and not isinstance(value, (Tensor, nn.Module)) and not kind.fits(value):
             raise refusal(name, value, kind)
         if name == "iterations" and value != 1 and not self.iterative:

@@ -163,16 +163,16 @@ class FeedbackAgreement(nn.Module):
 
 
 def _check_pairs(pairs: Iterable[Sequence[str]], model: nn.Module) -> list[tuple[str, str]]:
-    found = pairs if isinstance(pairs, str) else list(pairs)
-    if not found or not all(is_row(pair) and len(pair) == 2 and _are_names(pair) for pair in found):
+    given = pairs if isinstance(pairs, str) else list(pairs)
+    if not given or not all(is_row(pair) and len(pair) == 2 and _are_names(pair) for pair in given):
         raise ValueError(
-            f"pairs must be one or more pairs of names, a lower and a higher layer each, got {shown(found)}: give "
+            f"pairs must be one or more pairs of names, a lower and a higher layer each, got {shown(given)}: give "
             "[('lower', 'higher')], for example"
         )
     layers = dict(model.named_modules(remove_duplicate=False))
-    for name in (name for pair in found for name in pair):
+    for name in (name for pair in given for name in pair):
         _check_name(name, layers, model)
-    return [(lower, higher) for lower, higher in found]
+    return [(lower, higher) for lower, higher in given]
 
 
 def _are_names(pair: Sequence[Any]) -> bool:
