@@ -2,10 +2,12 @@
 
 from torchcaps._version import __version__ as __version__
 
-# `typing` and `importlib` are imported where they are used: `torchcaps.__main__` must be quick to handle Ctrl-C.
+# The modules are imported when a name is first used: `torchcaps --help` need not wait for PyTorch. So is `find`:
+# `torchcaps.__main__` must be quick to handle Ctrl-C.
 TYPE_CHECKING = False  # the name that type checkers know
 if TYPE_CHECKING:
     from torchcaps import functional
+    from torchcaps import testing as testing
     from torchcaps.capsules import Capsules, Prediction
     from torchcaps.models import (
         CapsNet,
@@ -95,19 +97,11 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    # The modules are imported when a name is first used: `torchcaps --help` need not wait for PyTorch.
-    def __getattr__(name):
-        from importlib import import_module
 
-        if name in ("capsules", "functional", "models", "nn", "ops", "routing", "testing"):
-            return import_module(f"torchcaps.{name}")
-        if name in __all__:
-            for home in ("capsules", "ops", "routing", "nn", "models"):
-                module = import_module(f"torchcaps.{home}")
-                if hasattr(module, name):
-                    globals()[name] = getattr(module, name)
-                    return globals()[name]
-        raise AttributeError(f"module 'torchcaps' has no attribute {name!r}")
+    def __getattr__(name):
+        from torchcaps.utils.lazy import find  # see above
+
+        return find(__name__, name)
 
 
 def __dir__() -> list[str]:

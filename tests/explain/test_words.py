@@ -5,7 +5,7 @@ import torch
 from encoders import make_encoder
 
 from torchcaps.data import DataError, Encoder, TextTable
-from torchcaps.explain.credit import credit
+from torchcaps.explain.credits import credit
 from torchcaps.explain.words import LoadedEncoder, Word, word_shares, words_of
 from torchcaps.models import create_model
 

@@ -1,6 +1,7 @@
 """What a recipe may name without `--allow_code`: nothing else is imported, built or run."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -158,3 +159,15 @@ def test_texts_that_look_like_aliases_or_tags_of_yaml():
         Names(allow_code=False).check(text, str | None)
         with pytest.raises(Refused, match="cannot be used"):
             Names(allow_code=False).check(text, int | str)
+
+
+def test_classes_are_known_by_their_own_name_before_they_are_imported():
+    code = """
+from lightning import Callback
+from torchcaps.data import LabeledData
+from torchcaps.training.names import Names
+print(Names(False).find("SVHN", LabeledData).__module__, Names(False).find("OneCycle", Callback).__module__)
+"""
+    root = Path(torchcaps.__file__).parents[1]
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert run.stdout.split() == ["torchcaps.data.svhn", "torchcaps.training.one_cycle"], run.stderr

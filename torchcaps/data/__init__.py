@@ -1,8 +1,10 @@
 """Labeled data sets as Lightning data modules: published files in, batches of images or of embedded texts out."""
 
-from torchcaps.utils.extras import needs
+from torchcaps.utils.extras import check_installed
+from torchcaps.utils.lazy import find
 
-with needs("train"):
+TYPE_CHECKING = False  # the name that type checkers know
+if TYPE_CHECKING:
     from torchcaps.data.affine_mnist import AffineMNIST
     from torchcaps.data.affnist import AffNIST
     from torchcaps.data.cifar import CIFAR10, CIFAR100
@@ -63,3 +65,14 @@ __all__ = [
     "read_picture",
     "read_table",
 ]
+
+check_installed("train", "PIL", "filelock", "kornia", "lightning", "pooch", "rich", "scipy", "sklearn", "yaml")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        return find(__name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,6 @@ Mazzia, Salvetti, Chiaberge: Efficient-CapsNet (2021) have them in their code.""
 import functools
 
 import torch
-from kornia.geometry.transform import rotate
 from torch import Tensor
 
 from torchcaps.utils.arguments import FloatTensor, checked
@@ -46,6 +45,8 @@ def _normal(images: Tensor) -> Tensor:
 
 
 def _rotate(images: Tensor) -> Tensor:
+    from kornia.geometry.transform import rotate  # slow to import
+
     angle = (30 * _normal(images)).trunc() * (torch.rand(len(images), device=images.device) < 0.5)
     return rotate(images, angle.to(images.dtype), mode="bilinear", padding_mode="zeros")
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from kornia.augmentation import RandomErasing, RandomResizedCrop, RandomRotation
 from torch import Tensor, nn
 
 from torchcaps.data.copies import near_copies
@@ -448,6 +447,8 @@ class ImageFolder(ImageData):
 
 
 def _change(name: str, size: int) -> nn.Module:
+    from kornia.augmentation import RandomErasing, RandomResizedCrop, RandomRotation  # slow to import
+
     if name == "rotate":
         return RandomRotation(15.0, p=1.0)
     if name == "zoom":

@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.evaluate.subject import Curve, DoesNotApply, Outcome, Protocol, Subject, percent
+from torchcaps.explain.coefficients import sharpening
 from torchcaps.explain.controls import uniform_coefficients
 from torchcaps.explain.dynamics import poses_as_votes
 from torchcaps.explain.recording import routing_layers, watching
-from torchcaps.explain.sharpening import sharpening
 from torchcaps.measures.accuracy import is_right
 from torchcaps.measures.predicting import inputs_for
 from torchcaps.ops import StoredVotes, Votes, at_least_float32

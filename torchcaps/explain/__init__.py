@@ -4,15 +4,18 @@ A module computes something and draws its figure with the helpers of `axes`; `fi
 network; `page` makes one HTML page, and `live` a page to try a network out.
 """
 
-from torchcaps.utils.extras import needs
+from torchcaps.utils.extras import check_installed
+from torchcaps.utils.lazy import find
 
-with needs("train"):
+TYPE_CHECKING = False  # the name that type checkers know
+if TYPE_CHECKING:
     from torchcaps.explain.capsnet import perturb, perturbations_figure, reconstructions_figure
-    from torchcaps.explain.credit import Credit, LayerCredit, Strand, credit, parse_tree
+    from torchcaps.explain.coefficients import Sharpening, sharpening
+    from torchcaps.explain.credits import Credit, LayerCredit, Strand, credit, parse_tree
     from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
     from torchcaps.explain.figures import write_figures, write_pose_figures
-    from torchcaps.explain.heatmaps import heatmaps, heatmaps_figure
     from torchcaps.explain.pixels import Places, credit_figure, heat, places
+    from torchcaps.explain.pool_heatmaps import heatmaps, heatmaps_figure
     from torchcaps.explain.poses import (
         PoseTrajectories,
         RelativeChanges,
@@ -23,7 +26,6 @@ with needs("train"):
     )
     from torchcaps.explain.recording import Recording, record, routing_layers, watching
     from torchcaps.explain.shares import Shares
-    from torchcaps.explain.sharpening import Sharpening, sharpening
 
 __all__ = [
     "Credit",
@@ -60,3 +62,14 @@ __all__ = [
     "write_figures",
     "write_pose_figures",
 ]
+
+check_installed("train", "PIL", "lightning", "matplotlib", "scipy", "sklearn")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        return find(__name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from torchcaps.data import StereoData
 from torchcaps.explain.capsnet import perturbations_figure, reconstructions_figure
-from torchcaps.explain.heatmaps import heatmaps_figure
 from torchcaps.explain.page.samples import Samples
 from torchcaps.explain.pixels import credit_figure, places
+from torchcaps.explain.pool_heatmaps import heatmaps_figure
 from torchcaps.explain.poses import Angle, pose_trajectories, pose_trajectories_figure, relative_changes_figure
 from torchcaps.measures.axes import write
 from torchcaps.measures.predicting import NoClassCapsules, has_decoder, predict

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from torchcaps.explain.credit import Credit, LayerCredit, children_of, connected, credit
+from torchcaps.explain.credits import Credit, LayerCredit, children_of, connected, credit
 from torchcaps.explain.recording import Recording, record
 from torchcaps.explain.shares import Shares
 from torchcaps.measures.axes import VERMILLION, Row, panels_figure

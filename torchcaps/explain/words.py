@@ -110,7 +110,7 @@ def word_shares(words: Sequence[Word], shares: FloatTensor, layers: Count) -> Te
     Args:
         words: words of the text, from :func:`words_of`.
         shares: shares of the children, all layers of the first token first, `(batch, classes, tokens * layers)`; see
-            :func:`torchcaps.explain.credit.credit`.
+            :func:`torchcaps.explain.credit`.
         layers: number of embeddings per token.
 
     Returns:

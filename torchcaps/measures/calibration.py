@@ -3,10 +3,8 @@
 import math
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from torchcaps.utils.arguments import Positive, check_input, checked
 
@@ -32,6 +30,8 @@ def best_temperature(scores: Tensor, labels: Tensor) -> float:
         scores: scores `(n, classes)` of samples that the network was not trained on.
         labels: their classes `(n,)` int64.
     """
+    from scipy.optimize import minimize_scalar  # slow to import
+
     check_input("scores", scores, None)
     scores, classes = scores.double(), scores.shape[1]
     all_right = bool((scores.argmax(1) == labels).all())
@@ -80,5 +80,7 @@ def calibration_error(scores: Tensor, labels: Tensor, temperature: Positive = 1.
         scores, labels: see `best_temperature`.
         temperature: number by which the scores are divided.
     """
+    from torchmetrics.functional.classification import multiclass_calibration_error  # slow to import
+
     probabilities = (scores.double() / temperature).softmax(-1)
     return float(multiclass_calibration_error(probabilities, labels, scores.shape[1], n_bins=BINS))

@@ -11,9 +11,11 @@ The other files serve the commands:
     trainer.py, progress.py, alive.py, monitors.py   the trainer, and what it says while it runs
 """
 
-from torchcaps.utils.extras import needs
+from torchcaps.utils.extras import check_installed
+from torchcaps.utils.lazy import find
 
-with needs("train"):
+TYPE_CHECKING = False  # the name that type checkers know
+if TYPE_CHECKING:
     from torchcaps.training.classifier import Classifier
     from torchcaps.training.margin import SpreadMargin
     from torchcaps.training.mixing import mixup
@@ -21,3 +23,14 @@ with needs("train"):
     from torchcaps.training.report import Report
 
 __all__ = ["Classifier", "OneCycle", "Report", "SpreadMargin", "mixup"]
+
+check_installed("train", "jsonargparse", "lightning", "matplotlib", "rich", "scipy", "sklearn", "torchmetrics", "yaml")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        return find(__name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -30,8 +30,10 @@ from torchcaps.training.signatures import (
 )
 from torchcaps.training.trainer import Trainer
 from torchcaps.utils.checks import nearest, one_line
+from torchcaps.utils.lazy import import_all
 
 PACKAGES = ("torchcaps", "torch", "lightning", "torchmetrics")
+NAMED = ("torchcaps.data", "torchcaps.training")  # whose classes are known without their module
 
 
 def is_dotted(text: str) -> bool:
@@ -165,6 +167,8 @@ class Names:
 
 def _known_class(name: str, annotation: Any, path: Path) -> type:
     """Return the class that a name without a module means: one that the annotation takes, and that is imported."""
+    for package in NAMED:
+        import_all(package)
     known = {kind.__name__: kind for base in classes(annotation) for kind in family(base)}
     if name in known:
         return known[name]

@@ -10,14 +10,11 @@ from typing import Any
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from torch import Tensor
 
 from torchcaps._version import __version__
 from torchcaps.data import ImageData, LabeledData
-from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.measures.accuracy import balanced_accuracy
-from torchcaps.measures.axes import write
 from torchcaps.measures.calibration import calibrated_temperature, calibration_error
 from torchcaps.training.curves import curves_of
 from torchcaps.utils.files import write_csv_whole, write_text_whole
@@ -99,6 +96,8 @@ class Report(Callback):
         held_out, held_out_scores = self._of_all("validate", pl_module)
         if not trainer.is_global_zero:
             return
+        from sklearn.metrics import confusion_matrix  # slow to import, as figures are
+
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a test
         temperature = self._calibrated(held_out, held_out_scores, labels, scores) if len(held_out) else None
         if len(held_out):
@@ -110,6 +109,9 @@ class Report(Callback):
         self.rows = list(_class_rows(labels, scores.argmax(1), data.names))
         if self.folder is None:
             return
+        from torchcaps.explain.results import confusion_figure, curves_figure
+        from torchcaps.measures.axes import write
+
         folder = self.folder / "report"
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
         self.about |= {
@@ -174,6 +176,9 @@ class Report(Callback):
         rows = [(keys[i], names[int(labels[i])], names[int(predicted[i])], f"{float(sure[i]):.4f}") for i in wrong]
         write_csv_whole(folder / "mistakes.csv", ("sample", "class", "prediction", "probability"), rows)
         if isinstance(data, ImageData) and data.test_set is not None and wrong:
+            from torchcaps.explain.results import mistakes_figure
+            from torchcaps.measures.axes import write
+
             images = [data.center(data.test_set[i][0][None])[0] for i in wrong[:MISTAKES]]
             titles = [f"{name}\ntaken for {guess}" for _, name, guess, _ in rows[:MISTAKES]]
             write(mistakes_figure(images, titles), folder / "mistakes.png")
@@ -189,6 +194,8 @@ def accuracies(labels: Tensor, scores: Tensor, top_k: int) -> tuple[float, float
 
 def _class_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield the row of each class, and a last one of the means over the classes that were tested."""
+    from sklearn.metrics import precision_recall_fscore_support
+
     measures = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0)
     for name, precision, recall, f1, count in zip(names, *measures, strict=True):
         yield name, f"{precision:.4f}", f"{recall:.4f}", f"{f1:.4f}", str(int(count))

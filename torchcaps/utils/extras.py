@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 @contextmanager
@@ -12,4 +13,15 @@ def needs(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("torchcaps"):
             raise
-        raise ImportError(f'{error.name} is missing: pip install "torchcaps[{extra}]"') from error
+        raise ImportError(_missing(error.name, extra)) from error
+
+
+def check_installed(extra: str, *packages: str) -> None:
+    """Raise an ImportError that names the extra to install if one of its packages is missing. It imports none."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise ImportError(_missing(package, extra))
+
+
+def _missing(package: str, extra: str) -> str:
+    return f'{package} is missing: pip install "torchcaps[{extra}]"'

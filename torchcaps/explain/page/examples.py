@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 
 from torchcaps.capsules import Prediction
 from torchcaps.explain.capsnet import TWEAKS, perturb
-from torchcaps.explain.credit import Credit, LayerCredit, NoCapsules, Strand, credit, parse_tree
+from torchcaps.explain.credits import Credit, LayerCredit, NoCapsules, Strand, credit, parse_tree
 from torchcaps.explain.page.pictures import encoded_maps, picture, sprite
 from torchcaps.explain.page.samples import Samples
 from torchcaps.explain.pixels import Places, heat_of

@@ -13,8 +13,9 @@ from scipy.stats import ConstantInputWarning, spearmanr
 from torch import Tensor, nn
 
 from torchcaps.data.order import evenly_chosen
+from torchcaps.explain.coefficients import sharpening
 from torchcaps.explain.controls import uniform_coefficients, with_new_weights
-from torchcaps.explain.credit import credit
+from torchcaps.explain.credits import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
 from torchcaps.explain.page.examples import SIDE, example
@@ -23,7 +24,6 @@ from torchcaps.explain.page.samples import BATCH, Samples
 from torchcaps.explain.pixels import Places, heat_of, places
 from torchcaps.explain.recording import Recording, record, routing_layers
 from torchcaps.explain.shares import shares_of
-from torchcaps.explain.sharpening import sharpening
 from torchcaps.measures.accuracy import balanced_accuracy, is_right
 from torchcaps.measures.predicting import has_decoder, kind_of_scores, predict
 from torchcaps.utils.arguments import Positive, checked

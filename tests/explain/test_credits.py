@@ -26,7 +26,7 @@ from torchcaps import (
 )
 from torchcaps.capsules import Prediction
 from torchcaps.explain import credit, heat, parse_tree, places
-from torchcaps.explain.credit import NoCapsules
+from torchcaps.explain.credits import NoCapsules
 from torchcaps.routing import Routing
 
 
