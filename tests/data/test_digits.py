@@ -3,7 +3,7 @@
 import torch
 from sklearn.datasets import load_digits
 
-from torchcaps.data import ClutteredDigits, Digits
+from torchcaps.data import ClutteredDigits, Digits, digits
 from torchcaps.data.cluttered import FRAGMENT, with_fragments
 
 
@@ -51,6 +51,14 @@ def test_split_is_fixed_stratified_and_disjoint() -> None:
     assert len(set(keys(train)) | set(keys(test))) == 1797
     share = test_labels.bincount() / (train_labels.bincount() + test_labels.bincount())
     assert ((share - 0.2).abs() < 0.005).all()
+
+
+def test_digits_are_read_where_scikit_learn_stores_them_elsewhere(monkeypatch) -> None:
+    images, labels = Digits().load(train=True)
+    monkeypatch.setattr(digits, "STORED", "nowhere.csv.gz")
+    again, labels_again = Digits().load(train=True)
+    assert torch.equal(again, images)
+    assert torch.equal(labels_again, labels)
 
 
 def contains(image: torch.Tensor, digit: torch.Tensor) -> list[torch.Tensor]:

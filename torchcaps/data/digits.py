@@ -1,12 +1,16 @@
 """Handwritten digits from scikit-learn: a small real data set that needs no download."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from torchcaps.data.images import ImageData
+from torchcaps.data.stratified import stratified_split
+
+STORED = "datasets/data/digits.csv.gz"  # in the package scikit-learn
 
 
 class Digits(ImageData):
@@ -26,8 +30,21 @@ class Digits(ImageData):
     shape = (1, 8, 8)
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        digits = load_digits()
-        parts = train_test_split(np.arange(len(digits.target)), test_size=0.2, stratify=digits.target, random_state=0)
+        rows = _rows()
+        labels = rows[:, -1].astype(np.int64)
+        parts = stratified_split(labels, held_out=360, seed=0)
         part = parts[0] if train else parts[1]
-        images = np.round(digits.images[part] * 255 / 16).astype(np.uint8)
-        return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(digits.target[part]).long()
+        images = np.round(rows[part, :-1] * 255 / 16).astype(np.uint8).reshape(-1, 1, 8, 8)
+        return torch.from_numpy(images), torch.from_numpy(labels[part])
+
+
+def _rows() -> np.ndarray:
+    """Return the digits as scikit-learn stores them: 64 gray levels and a label in each row."""
+    spec = find_spec("sklearn")
+    path = Path(str(spec and spec.origin)).parent / STORED
+    if path.exists():
+        return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits  # takes longer to import than the rest of this package
+
+    digits = load_digits()
+    return np.column_stack([digits.data, digits.target])

@@ -1,13 +1,11 @@
 """Base of the labeled image sets, in memory or on disk: splits, batches, augmentation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
-from kornia.augmentation import ColorJitter
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
@@ -15,6 +13,7 @@ from torchcaps.data.files import DataError
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
 from torchcaps.data.notes import together
 from torchcaps.data.pictures import Fit, Window, read_picture
+from torchcaps.data.stratified import stratified_split
 from torchcaps.utils.arguments import Count, CountOrZero, Range, check_input, checked
 from torchcaps.utils.checks import check_choice, counted
 
@@ -25,6 +24,12 @@ VAL_SEED = 0
 def _as_float(images: Tensor) -> Tensor:
     """Return images in [0, 1]: bytes are divided by 255, floats stay as they are."""
     return images.float() / 255 if images.dtype == torch.uint8 else images  # ImageNet's loader returns bytes
+
+
+def _color_jitter(strength: float) -> Callable[[Tensor], Tensor]:
+    from kornia.augmentation import ColorJitter  # slow to import
+
+    return ColorJitter(strength, strength, strength, strength)
 
 
 class ImageSet(LabeledSet):
@@ -114,7 +119,7 @@ class ImageData(LabeledData):
             )
         self.shift, self.flip, self.val_size = shift, flip, val_size
         self.resize, self.jitter, self.ten_crop = resize, jitter, ten_crop
-        self._jitter = ColorJitter(jitter, jitter, jitter, jitter)
+        self._jitter = _color_jitter(jitter) if jitter else None
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Return the training or the test set: images (n, c, h, w) uint8 and labels (n,) int64."""
@@ -155,7 +160,7 @@ class ImageData(LabeledData):
                 f"val_size must be 0{others} for "
                 f"{counted(len(labels), 'training image')} of {self.classes} classes, got {self.val_size}"
             )
-        return train_test_split(np.arange(len(labels)), test_size=self.val_size, stratify=labels, random_state=VAL_SEED)
+        return stratified_split(labels.numpy(), self.val_size, VAL_SEED)
 
     @checked
     def samples(self, stage: str, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -204,7 +209,7 @@ class ImageData(LabeledData):
         if self.flip:
             mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
             images = torch.where(mirrored, self._mirrored(images), images)
-        if self.jitter:
+        if self._jitter is not None:
             images = self._jitter(images)
         return images
 
