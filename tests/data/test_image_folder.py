@@ -53,8 +53,8 @@ def error_of(folder: Path, **options) -> str:
 
 def test_classes_and_shape_are_those_of_the_pictures(folder):
     data = data_of(folder)
-    assert data.facts() == {"classes": 2, "in_channels": 1, "image_size": 8}
-    assert data.found() == {"class_names": ["cat", "dog"], "channels": 1, "size": 8, "window": None}
+    assert data.network_arguments() == {"classes": 2, "in_channels": 1, "image_size": 8}
+    assert data.resolved_arguments() == {"class_names": ["cat", "dog"], "channels": 1, "size": 8, "window": None}
     draw(folder / "dog" / "color.jpg", mode="RGB")
     assert data_of(folder).shape == (3, 8, 8)
     assert data_of(folder, size=5, channels=1).shape == (1, 5, 5)
@@ -351,7 +351,7 @@ def deep_folder(folder: Path, low: int = 700, high: int = 1000, count: int = 10)
 def test_pictures_of_16_bits_get_the_window_of_those_in_training(tmp_path, capfd):
     folder = deep_folder(tmp_path / "a")
     data = data_of(folder)
-    assert data.found()["window"] == (700, 1000)
+    assert data.resolved_arguments()["window"] == (700, 1000)
     said = f"{folder}: 12 training pictures with more than 8 bits: 700 is black and 1000 white (data.window)"
     assert said in capfd.readouterr().err
     data.setup()
@@ -380,7 +380,7 @@ def test_pictures_of_8_bits_beside_deeper_ones_stay_as_they_are(tmp_path, capfd)
 
 
 def test_a_window_is_two_numbers(tmp_path):
-    assert data_of(deep_folder(tmp_path / "a"), window=(0, 4095)).found()["window"] == (0, 4095)
+    assert data_of(deep_folder(tmp_path / "a"), window=(0, 4095)).resolved_arguments()["window"] == (0, 4095)
     with pytest.raises(ValueError, match="window must be two numbers, the smaller one first, got 5 and 5"):
         ImageFolder(window=(5, 5))
 

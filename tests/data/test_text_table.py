@@ -51,8 +51,8 @@ def test_a_table_becomes_batches(tmp_path, bert):
     data = TextTable(
         file, "body", "stars", encoder=str(bert), cache=str(tmp_path / "kept"), batch_size=2, group_by_length=True
     )
-    assert data.facts() == {"classes": 2, "layers": 3, "width": 8}
-    assert data.found() == {"class_names": ["no", "yes"]}
+    assert data.network_arguments() == {"classes": 2, "layers": 3, "width": 8}
+    assert data.resolved_arguments() == {"class_names": ["no", "yes"]}
     data.prepare_data()
     data.setup()
     assert [len(data.part(stage)) for stage in ("fit", "validate", "test")] == [2, 2, 2]
@@ -80,7 +80,7 @@ def test_tables_without_a_header_line(tmp_path):
         DataError,
         match="no column 'text'; did you mean text 0. set data.text to .* 'no', 'text 0'; or, if the first line is",
     ):
-        TextTable(str(tmp_path / "a")).facts()
+        TextTable(str(tmp_path / "a")).network_arguments()
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,17 @@ def test_order_of_the_classes(tmp_path, labels, names):
 
 def test_it_is_built_without_its_files():
     data = TextTable("none.csv", class_names=["a", "b"], encoder="none")
-    assert (data.classes, data.names, data.found()) == (2, ["a", "b"], {"class_names": ["a", "b"]})
+    assert (data.classes, data.names, data.resolved_arguments()) == (2, ["a", "b"], {"class_names": ["a", "b"]})
     assert (data.title, TextTable().title) == ("texts in none.csv", "TextTable")
-    for use in (data.prepare_data, data.setup, data.facts):
+    for use in (data.prepare_data, data.setup, data.network_arguments):
         with pytest.raises(DataError, match="none.csv cannot be read: No such file or directory"):
             use()
-    for use in (TextTable().prepare_data, TextTable().setup, TextTable().facts, TextTable().found):
+    for use in (
+        TextTable().prepare_data,
+        TextTable().setup,
+        TextTable().network_arguments,
+        TextTable().resolved_arguments,
+    ):
         with pytest.raises(DataError, match="^data.file is missing: give --data.file FILE, a table"):
             use()
 

@@ -32,7 +32,7 @@ from torchcaps.cli import (
 from torchcaps.cli.arguments import changes_in
 from torchcaps.cli.errors import is_for_users
 from torchcaps.utils.checks import one_line, whole_number
-from torchcaps.utils.processes import LAUNCHERS, rank, reports
+from torchcaps.utils.processes import LAUNCHERS, rank, should_print
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import Stopped, StopSignals
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not is_for_users(error):
             raise
-        if reports(error):
+        if should_print(error):
             print(f"torchcaps: {one_line(error)}", file=sys.stderr)
         return 2
     return 0

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from torchcaps.cli.arguments import add_checkpoint, add_recipe, find_run
 from torchcaps.cli.table import print_table
-from torchcaps.utils.processes import ends_together
+from torchcaps.utils.processes import stop_all_on_error
 
 if TYPE_CHECKING:
     from torchcaps.training.build import Training
@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> None:
     """Print the test metrics of a checkpoint."""
     training = find_run(options).training(options.overrides)
     check_test(training)
-    with ends_together(training.trainer):
+    with stop_all_on_error(training.trainer):
         print_test(training)
 
 

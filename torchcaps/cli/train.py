@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torchcaps.cli.arguments import add_recipe, find_run
 from torchcaps.cli.test import check_test, print_test
-from torchcaps.utils.processes import ends_together
+from torchcaps.utils.processes import stop_all_on_error
 from torchcaps.utils.signals import Stopped
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
         first = training.trainer.is_global_zero  # of several processes
         if first:
             print(f"trains {training.summary()}")
-        with ends_together(training.trainer):
+        with stop_all_on_error(training.trainer):
             training.fit()
             if first and training.best:
                 print(f"best checkpoint: {training.best}, after epoch {training.best_epoch}")

@@ -35,8 +35,8 @@ def present_files_only() -> Iterator[None]:
         _present_only.reset(token)
 
 
-def check_may_make(path: Path) -> None:
-    """Raise DataError if a missing file must not be made now."""
+def raise_if_no_downloads(path: Path) -> None:
+    """Raise DataError if missing files must not be downloaded or rendered now."""
     if _present_only.get():
         raise DataError(f"{path} is not there")
 
@@ -112,7 +112,7 @@ class CanonicalFile:
         cache = pooch.os_cache("torchcaps") / self.folder
         if _present_only.get() and (cache / self.name).exists():
             return Path(cache / self.name)
-        check_may_make(cache / self.name)
+        raise_if_no_downloads(cache / self.name)
         failures = []
         for url in self.urls:
             try:

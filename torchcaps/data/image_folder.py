@@ -180,10 +180,10 @@ class ImageFolder(ImageData):
     def title(self) -> str:
         return super().title if self.folder is None else f"pictures in {Path(self.folder).name or self.folder}"
 
-    def facts(self) -> dict[str, Any]:
+    def network_arguments(self) -> dict[str, Any]:
         return {"classes": self.classes, "in_channels": self.shape[0], "image_size": self.shape[1]}
 
-    def found(self) -> dict[str, Any]:
+    def resolved_arguments(self) -> dict[str, Any]:
         self._find_window()
         return {"class_names": self.names, "channels": self.shape[0], "size": self.shape[1], "window": self.window}
 

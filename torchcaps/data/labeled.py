@@ -132,16 +132,16 @@ class LabeledData(LightningDataModule):
         """Return the identifier of each sample of a stage that was set up: index, or file or text of own data."""
         return [str(index) for index in range(len(self._loaded(stage)))]
 
-    def facts(self) -> dict[str, Any]:
-        """Return what a network must know of the user's own data, by the names of arguments of model builders.
+    def network_arguments(self) -> dict[str, Any]:
+        """Return the arguments of model builders that the user's own data determines.
 
         For example `{"classes": 3, "in_channels": 1, "image_size": 28}`. `Training` gives the network and the model
         these values. Published data sets return none: their recipes name all values.
         """
         return {}
 
-    def found(self) -> dict[str, Any]:
-        """Return arguments of this class that were left open, and the values that the files gave them.
+    def resolved_arguments(self) -> dict[str, Any]:
+        """Return the arguments of this class that were left open, with the values that the files gave them.
 
         `Training` writes them into the values of the run. Data that is built of these needs no file to know its
         classes and the shape of its samples.

@@ -101,8 +101,8 @@ class TextTable(TextData):
 
     Raises:
         ValueError: an argument is out of range.
-        DataError: in `prepare_data`, `setup`, `facts` and `found`, if a file cannot be used; the one line says which
-            line of it and why. See also `Encoder`.
+        DataError: in `prepare_data`, `setup`, `network_arguments` and `resolved_arguments`, if a file cannot be used;
+            the one line says which line of it and why. See also `Encoder`.
     """
 
     truncate = True
@@ -149,12 +149,12 @@ class TextTable(TextData):
     def title(self) -> str:
         return super().title if self.file is None else f"texts in {Path(self.file).name}"
 
-    def facts(self) -> dict[str, Any]:
+    def network_arguments(self) -> dict[str, Any]:
         some, classes = self._samples[0].text, self.classes
         layers, width = self._encoder.embed([some]).sizes
         return {"classes": classes, "layers": layers, "width": width}
 
-    def found(self) -> dict[str, Any]:
+    def resolved_arguments(self) -> dict[str, Any]:
         return {"class_names": self.names}
 
     def prepare_data(self) -> None:

@@ -13,7 +13,7 @@ RESOLVER = yaml.resolver.Resolver()
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Loader that refuses a key that stands twice, of which YAML would take the last."""
+    """Loader that refuses duplicate keys; YAML would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = set()

@@ -206,7 +206,9 @@ class Training:
         if self.given.checkpoint is not None:  # its values are fitted to the data, and its weights follow
             data = build_part(LabeledData, config.data)
             network = build_part(nn.Module, untrained(config.model.network.as_dict()))
-        elif import_name(config.data.class_path).facts is LabeledData.facts:  # published: recipes have all values
+        elif (
+            import_name(config.data.class_path).network_arguments is LabeledData.network_arguments
+        ):  # published: recipes have all values
             data = build_part(LabeledData, config.data)
             network = build_part(nn.Module, config.model.network)
         else:
@@ -445,7 +447,7 @@ def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tu
     if arguments.get("decoder") is True and not model_values.reconstruction_weight:
         arguments["decoder"] = False  # nothing would train it
     data = build_part(LabeledData, data_values)
-    facts = data.facts()
+    facts = data.network_arguments()
     _set(arguments, {name: value for name, value in facts.items() if name in arguments})
     random = torch.get_rng_state()
     network = build_part(nn.Module, model_values.network)
@@ -453,7 +455,7 @@ def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tu
     if channels not in (None, facts.get("in_channels")) or size not in (None, facts.get("image_size")):
         _set(data_values.init_args, {"channels": channels, "size": size})
         data = build_part(LabeledData, data_values)
-        changed = {name: value for name, value in data.facts().items() if name in arguments}
+        changed = {name: value for name, value in data.network_arguments().items() if name in arguments}
         if any(arguments[name] != value for name, value in changed.items()):
             _set(arguments, changed)
             torch.set_rng_state(random)
@@ -471,7 +473,7 @@ def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tu
     of_logits = plain and loss.class_path == "torch.nn.CrossEntropyLoss"
     if of_logits and not getattr(network, "gives_logits", True):
         model_values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
-    _set(data_values.init_args, data.found())
+    _set(data_values.init_args, data.resolved_arguments())
     return data, network
 
 

@@ -21,7 +21,7 @@ from torchcaps.data.splits import SPLIT
 from torchcaps.training.curves import metrics_of
 from torchcaps.utils.checks import counted
 from torchcaps.utils.files import make_folder, sync_folder, write_whole
-from torchcaps.utils.processes import PATIENCE, lost_another
+from torchcaps.utils.processes import PATIENCE, lost_peer
 from torchcaps.utils.quiet import quiet_process
 from torchcaps.utils.signals import Stopped, StopSignals
 
@@ -49,7 +49,7 @@ class Resumption(Callback):
     def is_reason_for(self, error: BaseException) -> bool:
         """Return whether an error was raised because the state of the checkpoint does not fit."""
         others = (CannotResume, DataError, OSError, ImportError, FloatingPointError, torch.OutOfMemoryError)
-        if not self.under_way or isinstance(error, others) or lost_another(error):
+        if not self.under_way or isinstance(error, others) or lost_peer(error):
             return False
         return not (self._steps and isinstance(error, ValueError))
 
@@ -279,7 +279,7 @@ class LastCheckpoints(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.signals.waits = False
-        if lost_another(exception):
+        if lost_peer(exception):
             time.sleep(PATIENCE)  # the process that has failed ends before, and its error is the one that is reported
 
     def _any(self, trainer: Trainer, decision: bool) -> bool:

@@ -25,7 +25,7 @@ from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
 from torchcaps.utils.arguments import Count, NotNegative, Positive, checked, shown, shown_with_type
 from torchcaps.utils.checks import counted, one_line
-from torchcaps.utils.processes import lost_another
+from torchcaps.utils.processes import lost_peer
 
 Stage = Literal["train", "val", "test"]
 
@@ -220,7 +220,7 @@ class Classifier(LightningModule):
         try:
             return self._forward(inputs)
         except RuntimeError as error:
-            if type(error) is not RuntimeError or lost_another(error):  # such as an error of the memory
+            if type(error) is not RuntimeError or lost_peer(error):  # such as an error of the memory
                 raise
             shapes = [tuple(x.shape) for x in ((inputs,) if isinstance(inputs, Tensor) else inputs)]
             raise ValueError(

@@ -29,7 +29,7 @@ def rank() -> int:
     return next((number for number in given if number is not None), 0)
 
 
-def reports(error: BaseException) -> bool:
+def should_print(error: BaseException) -> bool:
     """Return whether this process should print the error that ends it. Of several processes that fail, one does."""
     if isinstance(error.__cause__ or error, ChildProcessError) and rank():
         return False  # the first process notices it too, or is the one that has ended
@@ -48,7 +48,7 @@ def reports(error: BaseException) -> bool:
 
 
 @contextmanager
-def ends_together(trainer: "Trainer") -> Iterator[None]:
+def stop_all_on_error(trainer: "Trainer") -> Iterator[None]:
     """Within this context, whatever ends one of the trainer's processes ends those that it has started.
 
     Raises:
@@ -75,7 +75,7 @@ def ends_together(trainer: "Trainer") -> Iterator[None]:
             name, _, message = error.msg.strip().rpartition("\n")[2].partition(": ")
             if name.rpartition(".")[2] in FOR_USERS:
                 raise ValueError(message) from error
-        if lost_another(error):
+        if lost_peer(error):
             raise ChildProcessError(
                 f"one of {trainer.world_size} processes has ended, and with it the others: see what it has said"
             ) from error
@@ -101,7 +101,7 @@ def _runs(process: Any) -> bool:
     return process.poll() is None if isinstance(process, subprocess.Popen) else process.is_alive()
 
 
-def lost_another(error: BaseException) -> bool:
+def lost_peer(error: BaseException) -> bool:
     """Return whether an error says that another process no longer answers, not what is wrong in this one."""
     from torch.distributed import DistError
     from torch.multiprocessing import ProcessExitedException, ProcessRaisedException

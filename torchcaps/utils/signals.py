@@ -45,7 +45,7 @@ class StopSignals:
         self.waits = False
         self.received: int | None = None
         self._last = -math.inf  # time of the latest signal
-        self._patient = False  # whether a second signal is ignored too
+        self._ignores_second_signal = False
         self._depth = 0  # number of frames outside of this context
         self._before: dict[int, Any] = {}
 
@@ -64,7 +64,7 @@ class StopSignals:
 
     def __getstate__(self) -> dict[str, Any]:
         # A process spawned by a training ignores second signals: the first process, which gets them too, stops it.
-        return {**self.__dict__, "_before": dict.fromkeys(NUMBERS, signal.SIG_DFL), "_patient": True}
+        return {**self.__dict__, "_before": dict.fromkeys(NUMBERS, signal.SIG_DFL), "_ignores_second_signal": True}
 
     def install(self) -> None:
         """Install the handlers, also after other code has replaced them."""
@@ -75,7 +75,7 @@ class StopSignals:
         if time.monotonic() - self._last < 1:
             return  # `timeout` sends its signal twice
         self._last = time.monotonic()
-        if self._patient and self.received is not None:
+        if self._ignores_second_signal and self.received is not None:
             return
         if not self.waits or self.received is not None:
             if self._imports(frame):  # it may lose an exception and go on with half a library, or abort the process
@@ -86,7 +86,7 @@ class StopSignals:
                 return
             raise Stopped(number)
         self.received = number
-        if self._patient:
+        if self._ignores_second_signal:
             return  # of several processes one speaks
         name = signal.Signals(number).name
         with suppress(OSError):  # the terminal may be gone; `print` fails if the signal came within another `print`

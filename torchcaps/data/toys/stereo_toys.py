@@ -9,7 +9,7 @@ import pooch
 import torch
 from torch import Tensor
 
-from torchcaps.data.files import DataError, check_may_make, own_folder
+from torchcaps.data.files import DataError, own_folder, raise_if_no_downloads
 from torchcaps.data.notes import progress_bar
 from torchcaps.data.stereo import (
     AZIMUTHS,
@@ -96,7 +96,7 @@ class StereoToys(StereoData):
             return own / f"{name}.npy"
         path = pooch.os_cache("torchcaps") / "stereo-toys" / f"{name}.npy"
         if not path.is_file():
-            check_may_make(path)
+            raise_if_no_downloads(path)
             self._render(train, path)
         return path
 
