@@ -16,8 +16,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 MODULES = [
     "torchcaps",
     *(f"torchcaps.{name}" for name in ("functional", "models", "nn", "ops", "routing", "testing")),
-    *(f"torchcaps.{name}" for name in ("bench", "data", "deploy", "evaluate", "explain", "training")),
-    *("torchcaps.explain.live", "torchcaps.explain.page"),
+    *(f"torchcaps.{name}" for name in ("bench", "data", "deploy", "evaluate", "explain", "live", "training")),
+    "torchcaps.explain.page",
 ]
 
 

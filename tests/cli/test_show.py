@@ -118,7 +118,7 @@ def test_bad_input(given, said, capfd):
 
 
 def test_a_missing_extra(trained, capfd, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("torchcaps.explain.live")]:
+    for name in [name for name in sys.modules if name.startswith("torchcaps.live")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert call("show", "quickstart", "--ckpt_path", str(checkpoint(trained))) == 2

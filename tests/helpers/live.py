@@ -45,7 +45,7 @@ def main(kind: str, place: str) -> None:
         connect(self, address)
 
     socket.socket.connect = watched  # type: ignore[method-assign]
-    from torchcaps.explain.live import app, listen, serve
+    from torchcaps.live import app, listen, serve
 
     with listen(0) as listening:
         page = app(trained(kind, place))

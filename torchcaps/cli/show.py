@@ -21,12 +21,13 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--port must be from 1 to 65535, got {options.port}")
     # Read when Gradio and huggingface_hub are imported.
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if not options.recipe.startswith(HUB):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
     _say(f"reading {options.recipe}")
     trained = find_run(options)
     trained.network()  # an error now, and not after a wait
     _say(f"starting Gradio for {trained.path}")
-    from torchcaps.explain.live import app, listen, serve
+    from torchcaps.live import app, listen, serve
 
     try:
         listening = listen(options.port)

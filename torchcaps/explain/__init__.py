@@ -1,7 +1,7 @@
 """What a capsule network has learned, as numbers and as figures: used by `torchcaps explain`, and from Python.
 
 A module computes something and draws its figure with the helpers of `axes`; `figures` writes all figures that fit a
-network; `page` makes one HTML page, and `live` a page to try a network out.
+network, and `page` makes one HTML page.
 """
 
 from torchcaps.utils.extras import check_installed

@@ -11,8 +11,6 @@ from typing import Any
 import gradio as gr
 
 from torchcaps.data import DataError, ImageData, TextData
-from torchcaps.explain.live.drawings import LARGEST, has_digits, read_drawing, read_upload
-from torchcaps.explain.live.examples import test_images
 from torchcaps.explain.page import Samples, samples_of
 from torchcaps.explain.page.examples import example
 from torchcaps.explain.page.pictures import picture
@@ -20,6 +18,8 @@ from torchcaps.explain.page.reports import about
 from torchcaps.explain.page.writing import EXAMPLE_SCRIPTS, as_plain, read
 from torchcaps.explain.pixels import Places, places
 from torchcaps.explain.words import LoadedEncoder, words_of
+from torchcaps.live.drawings import LARGEST, has_digits, read_drawing, read_upload
+from torchcaps.live.examples import test_images
 from torchcaps.runs import Run
 from torchcaps.utils.arguments import CountOrZero, checked
 

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from torchcaps.explain.live.requests import OnlyThePage
+from torchcaps.live.requests import OnlyThePage
 from torchcaps.utils.arguments import checked
 
 HOST = "127.0.0.1"
@@ -95,7 +95,7 @@ def listen(port: int | None) -> socket.socket:
 
 @checked
 def server_of(blocks: gr.Blocks, port: int) -> uvicorn.Server:
-    """Return a server of a page, from :func:`torchcaps.explain.live.app`, on a port of the loopback address."""
+    """Return a server of a page, from :func:`torchcaps.live.app`, on a port of the loopback address."""
     here = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     here.add_middleware(OnlyThePage, blocks=blocks)
     here.add_middleware(OnlyHere, port=port)  # the last one is asked first
@@ -129,7 +129,7 @@ def serve(blocks: gr.Blocks, listening: socket.socket, opens_browser: bool = Fal
     """Serve a page until a signal such as Ctrl-C, which is handled as it was before when the server has ended.
 
     Args:
-        blocks: the page, from :func:`torchcaps.explain.live.app`.
+        blocks: the page, from :func:`torchcaps.live.app`.
         listening: socket from `listen`.
         opens_browser: whether to open the page in a browser, if this machine has a screen.
     """

@@ -13,7 +13,7 @@ from torchcaps.data import CIFAR10, MNIST, AffineMNIST, DataError, Digits, Fashi
 
 pytest.importorskip("gradio", reason='Gradio is not installed: pip install "torchcaps[show]"')
 
-from torchcaps.explain.live.drawings import as_digit, has_digits, read_drawing, read_upload
+from torchcaps.live.drawings import as_digit, has_digits, read_drawing, read_upload
 
 
 def as_url(pixels: torch.Tensor) -> str:

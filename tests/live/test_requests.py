@@ -20,9 +20,9 @@ pytest.importorskip("gradio", reason='Gradio is not installed: pip install "torc
 
 import gradio as gr
 
-from torchcaps.explain.live import app, listen
-from torchcaps.explain.live.requests import LARGEST_BODY, TOGETHER, WAITING, OnlyThePage
-from torchcaps.explain.live.server import CONNECTIONS, server_of
+from torchcaps.live import app, listen
+from torchcaps.live.requests import LARGEST_BODY, TOGETHER, WAITING, OnlyThePage
+from torchcaps.live.server import CONNECTIONS, server_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Gradio leaves event loops
 
@@ -349,7 +349,7 @@ def test_an_error_that_nobody_expects(capfd):
 
 def test_inputs_whose_answers_nobody_fetches(monkeypatch):
     assert TOGETHER < 150_000_000
-    monkeypatch.setattr("torchcaps.explain.live.requests.TOGETHER", 20_000)
+    monkeypatch.setattr("torchcaps.live.requests.TOGETHER", 20_000)
     page = texts()
     for session in range(10_000):
         page._join(of("text", f"s{session}"))
@@ -430,7 +430,7 @@ def test_bodies_that_arrive_together():
 
 
 def test_a_body_that_never_ends(monkeypatch):
-    monkeypatch.setattr("torchcaps.explain.live.requests.SECONDS", 0.01)
+    monkeypatch.setattr("torchcaps.live.requests.SECONDS", 0.01)
     page = texts()
 
     async def forever():

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from torchcaps.explain.live.drawings import LARGEST
+from torchcaps.live.drawings import LARGEST
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import one_line
 
@@ -51,7 +51,7 @@ class OnlyThePage:
 
     Args:
         app: the application.
-        blocks: the page, from :func:`torchcaps.explain.live.app`, with its one event.
+        blocks: the page, from :func:`torchcaps.live.app`, with its one event.
     """
 
     @checked

@@ -26,9 +26,9 @@ from torchcaps.models import create_model
 
 pytest.importorskip("gradio", reason='Gradio is not installed: pip install "torchcaps[show]"')
 
-from torchcaps.explain.live import app, listen
-from torchcaps.explain.live.app import Looking
-from torchcaps.explain.live.examples import test_images as images_of
+from torchcaps.live import app, listen
+from torchcaps.live.app import Looking
+from torchcaps.live.examples import test_images as images_of
 
 
 def answer(name, data, temperature=None, **arguments):
