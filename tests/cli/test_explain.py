@@ -9,7 +9,7 @@ from commands import PAIRS, TINY, call, checkpoint, error_of
 from encoders import make_encoder
 
 from torchcaps.cli.explain import _checkpoints
-from torchcaps.measures import axes
+from torchcaps.explain import figures as all_figures
 from torchcaps.recipes import Recipe
 from torchcaps.runs import Checkpoint, Run
 from torchcaps.runs.places import folder_of
@@ -74,9 +74,9 @@ def test_a_network_without_capsules_has_a_page(capfd, mnist_of_noise, monkeypatc
 def drawn(monkeypatch):
     """The figures that are written, by the names of their files."""
     figures = {}
-    write = axes.write
+    write = all_figures.write
     monkeypatch.setattr(
-        axes, "write", lambda figure, path: (figures.update({path.name: figure}), write(figure, path))[1]
+        all_figures, "write", lambda figure, path: (figures.update({path.name: figure}), write(figure, path))[1]
     )
     return figures
 
@@ -107,7 +107,9 @@ def test_explain_a_training_epoch_by_epoch(capfd, drawn):
     assert facts["data"] == "Digits"
     assert facts["network"].startswith("capsnet_digits, ")
     assert found["curves"]["loss"][0]["x"] == [1, 2, 3]
-    assert {name for name, _ in found["figures"]} >= {"dynamics.png", "credit.png"}
+    captions = dict(found["figures"])
+    assert captions["credit.png"] == "where each class takes its input from"
+    assert captions["dynamics.png"] == "how long votes are, and how well they agree with the parents"
     # The last checkpoint alone gives what it gave among the others.
     assert call("explain", "quickstart", "--samples", "40", "--figures", "mine") == 0
     assert titles(drawn["dynamics.png"]) == ["after epoch 3"]

@@ -9,6 +9,7 @@ from torch import nn
 
 from torchcaps import CapsNet, Capsules, Prediction
 from torchcaps.explain import perturb, reconstructions_figure, write_figures
+from torchcaps.explain.figures import FIGURES
 from torchcaps.explain.page import samples_of
 from torchcaps.models import ResNetCapsNet, convnet_mnist
 
@@ -83,17 +84,38 @@ def test_matrix_poses_of_a_network_of_ones_own():
 
 def test_write_figures(network, tmp_path, monkeypatch):
     samples = samples_of(torch.rand(4, 1, 8, 8), torch.tensor([1, 1, 0, 2]), ["a", "b", "c"], list("1234"))
-    written = list(write_figures(network, samples, tmp_path / "new"))
+    written = [path for path, _ in write_figures(network, samples, tmp_path / "new")]
     assert [path.name for path in written] == ["credit.png", "reconstructions.png", "perturbations.png"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in written)
     monkeypatch.setattr("torchcaps.explain.figures.write", lambda figure, path: path)  # writing takes a second
     network.decoder = None
-    assert [path.name for path in write_figures(network, samples, tmp_path)] == ["credit.png"]
+    assert [path.name for path, _ in write_figures(network, samples, tmp_path)] == ["credit.png"]
     digits = samples_of(torch.rand(2, 1, 28, 28), torch.tensor([1, 0]), ["a", "b", "c"], list("12"))
     assert not list(write_figures(convnet_mnist(0.5, 3, (2, 2, 2), (4, 4)), digits, tmp_path))
     of_several_classes = samples_of(torch.rand(3, 1, 8, 8), torch.ones(3, 2), ["a", "b"], list("123"))
     assert not list(write_figures(network, of_several_classes, tmp_path))
     own = samples_of(torch.rand(2, 3, 2, 4), torch.tensor([1, 0]), ["a", "b", "c"], list("12"))
-    assert [path.name for path in write_figures(OwnDecoder(), own, tmp_path)] == [
+    assert [path.name for path, _ in write_figures(OwnDecoder(), own, tmp_path)] == [
         "reconstructions.png", "perturbations.png",
     ]  # fmt: skip
+
+
+def test_figures_of_several_states(network, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchcaps.explain.figures.write", lambda figure, path: path)
+    loaded = []
+    states = [(f"after epoch {epoch}", lambda epoch=epoch: loaded.append(epoch)) for epoch in (1, 2)]
+    images, names = torch.rand(3, 1, 8, 8), ["a", "b", "c"]
+    for labels in (torch.tensor([1, 0, 2]), torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]])):
+        samples = samples_of(images, labels, names, list("123"))
+        (path, caption), *_ = write_figures(network, samples, tmp_path, states=states)
+        assert path == tmp_path / "dynamics.png"
+        assert caption == "how long votes are, and how well they agree with the parents"
+    assert loaded == [1, 2] * 2
+    own_pictures = samples_of(images, None, names, list("123"))
+    assert not list(write_figures(network, own_pictures, tmp_path, states=states))
+
+
+def test_every_figure_has_a_name_of_its_own():
+    names = [kind.name for kind in FIGURES]
+    assert len(names) == len(set(names))
+    assert all(kind.caption for kind in FIGURES)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from torchcaps.explain import (
     pose_trajectories_figure,
     relative_changes,
     relative_changes_figure,
-    write_pose_figures,
+    write_figures,
 )
-from torchcaps.explain.poses import in_the_plane
+from torchcaps.explain.page import image_samples
+from torchcaps.explain.poses import BY_AZIMUTH, BY_ELEVATION, TRAJECTORIES, in_the_plane
 
 ELEVATIONS, AZIMUTHS, LIGHTINGS = [0, 3, 8], [0, 2, 6, 18, 34], [1, 5]
 FEW: dict[str, Any] = {"test_elevations": ELEVATIONS, "test_azimuths": AZIMUTHS, "test_lightings": LIGHTINGS}
@@ -320,20 +322,33 @@ def test_no_text_is_cut_off_or_overlaps(found, columns):
     assert_texts_fit(relative_changes_figure(few[1], NAMES))
 
 
+@pytest.fixture
+def of_poses(monkeypatch):
+    """Write figures of poses alone: the networks of these tests take no other images, as other figures need."""
+    monkeypatch.setattr("torchcaps.explain.figures.FIGURES", (TRAJECTORIES, BY_ELEVATION, BY_AZIMUTH))
+
+
+def pose_figures(network: nn.Module, data: StereoData, folder: Path) -> list[str]:
+    """The names of the figures that are written."""
+    return [path.name for path, _ in write_figures(network, image_samples(data, 3), folder, data)]
+
+
+@pytest.mark.usefixtures("of_poses")
 def test_write_pose_figures(tmp_path, monkeypatch):
-    written = [path.name for path in write_pose_figures(Vectors(), CodedToys(), tmp_path / "new")]
+    written = pose_figures(Vectors(), CodedToys(), tmp_path / "new")
     assert written == ["trajectories.png", "poses-by-elevation.png", "poses-by-azimuth.png"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(written)
     monkeypatch.setattr("torchcaps.explain.figures.write", lambda figure, path: path)  # writing takes a second
-    one = CodedToys(test_elevations=[4])
-    assert [path.name for path in write_pose_figures(Turned(), one, tmp_path)] == written[::2]
-    one = CodedToys(test_azimuths=[4])
-    assert [path.name for path in write_pose_figures(Turned(), one, tmp_path)] == written[:2]
+    assert pose_figures(Turned(), CodedToys(test_elevations=[4]), tmp_path) == written[::2]
+    assert pose_figures(Turned(), CodedToys(test_azimuths=[4]), tmp_path) == written[:2]
+    own_pictures = replace(image_samples(CodedToys(), 3), labels=None)
+    assert not list(write_figures(Turned(), own_pictures, tmp_path, CodedToys()))
 
 
 # Bad input
 
 
+@pytest.mark.usefixtures("of_poses")
 def test_networks_without_class_capsules(tmp_path):
     def changed(change: Callable[[Prediction], Any]) -> nn.Module:
         return Network(lambda net, images: change(net.turned(images)), turned=Turned())
@@ -341,7 +356,7 @@ def test_networks_without_class_capsules(tmp_path):
     plain = changed(lambda out: Prediction(out.scores))
     on_a_grid = changed(lambda out: Prediction(out.scores, Capsules(torch.zeros(len(out.scores), 5, 2, 2, 3))))
     for network in (plain, on_a_grid, changed(lambda out: out.scores)):
-        assert not list(write_pose_figures(network, CodedToys(), tmp_path))
+        assert not pose_figures(network, CodedToys(), tmp_path)
         with pytest.raises(TypeError, match="one capsule for each class"):
             pose_trajectories(network, CodedToys(), "azimuth")
     few = changed(lambda out: Prediction(out.scores[:, :3], Capsules(out.capsules.poses[:, :3])))
@@ -352,11 +367,12 @@ def test_networks_without_class_capsules(tmp_path):
         pose_trajectories(lost, CodedToys(), "azimuth")
 
 
+@pytest.mark.usefixtures("of_poses")
 def test_nothing_varies(tmp_path):
     data = CodedToys(test_elevations=[4], test_azimuths=[4])
     with pytest.raises(ValueError, match=r"azimuth.*data\.test_azimuths"):
         pose_trajectories(Turned(), data, "azimuth")
-    assert not list(write_pose_figures(Turned(), data, tmp_path))
+    assert not pose_figures(Turned(), data, tmp_path)
 
 
 def test_bad_arguments():
@@ -426,10 +442,10 @@ def test_explain_stereo_toys(tmp_path, capfd, monkeypatch):
     *said, page = capfd.readouterr().out.splitlines()
     assert said == [f"figure: {folder / name}" for name in names]
     assert page == f"page: {folder / 'index.html'}"
-    assert "animal, instance 0" in figures[0].axes[0].get_title()
-    assert "25 toys" in figures[2].get_suptitle()
-    assert len(figures[2].axes) == 12
-    assert figures[2].axes[0].lines[0].get_xdata().tolist() == [0, 60, 200]
+    assert "animal, instance 0" in figures[1].axes[0].get_title()
+    assert "25 toys" in figures[3].get_suptitle()
+    assert len(figures[3].axes) == 12
+    assert figures[3].axes[0].lines[0].get_xdata().tolist() == [0, 60, 200]
 
     single = ["--data.test_elevations=[4]", "--data.test_azimuths=[4]"]
     assert call("explain", "tiny.yaml", "--ckpt_path", "last", *single, "--figures", "still") == 0

@@ -4,7 +4,7 @@ import argparse
 import copy
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
 SAMPLES = 1000
 CHECKPOINTS = 8  # on a page at most: each takes half a megabyte or more
-FIGURES = {  # what a figure shows, by the beginning of its name
-    "credit": "where each class takes its input from",
-    "reconstructions": "test images, and what the network draws of them",
-    "perturbations": "what each pose dimension changes in a drawing",
-    "dynamics": "how long votes are, and how well they agree with the parents",
-    "heatmaps": "where the routing pool looks",
-    "trajectories": "the poses of toys that turn",
-    "poses": "how poses change as toys turn",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Write the page and the figures that there are for the network and the data, and print their paths."""
+    from torchcaps.explain import write_figures
     from torchcaps.explain.page import write_page
 
     if options.samples < 2:
@@ -68,11 +60,12 @@ def run(options: argparse.Namespace) -> None:
         other.load_weights_into(training.model.network)  # to see that they fit: the report loads each again
     checkpoints = _checkpoints(runs)
     folder = Path(options.figures) if options.figures else checkpoints[-1][1].folder / "figures"
+    network = training.model.network
+    states = [(label, partial(run.load_weights_into, network)) for label, run in checkpoints]
     samples = _samples(options, training)
-    report = _report(options, training, samples, checkpoints)
-    for path in _figures(options, training, samples, checkpoints, folder):
-        what = next((text for name, text in FIGURES.items() if path.name.startswith(name)), path.stem)
-        report["figures"].append((path.name, what))
+    report = _report(options, training, samples, checkpoints, states)
+    for path, caption in write_figures(network, samples, folder, training.datamodule, states):
+        report["figures"].append((path.name, caption))
         print(f"figure: {path}")
     page = write_page(report, folder / "index.html")
     print(f"page: {page}")
@@ -121,7 +114,11 @@ def _samples(options: argparse.Namespace, training: "Training") -> "Samples":
 
 
 def _report(
-    options: argparse.Namespace, training: "Training", samples: "Samples", checkpoints: "list[tuple[str, Run]]"
+    options: argparse.Namespace,
+    training: "Training",
+    samples: "Samples",
+    checkpoints: "list[tuple[str, Run]]",
+    states: list[tuple[str, Callable[[], None]]],
 ) -> dict[str, Any]:
     from torchcaps.explain.page import report
     from torchcaps.recipes.values import name_of
@@ -140,7 +137,7 @@ def _report(
         samples,
         options.recipe,
         facts,
-        [(label, partial(each.load_weights_into, network)) for label, each in checkpoints],
+        states,
         run.temperature if len(checkpoints) == 1 else None,  # it is that of one network
         _shuffled(options, training),
         lambda text: print(f"torchcaps: {text}", file=sys.stderr),
@@ -177,44 +174,3 @@ def _shuffled(options: argparse.Namespace, training: "Training") -> "nn.Module |
     network = copy.deepcopy(training.model.network)
     load_state(network, checkpoint.network_state, f"--shuffled: {path}")
     return network
-
-
-def _figures(
-    options: argparse.Namespace,
-    training: "Training",
-    samples: "Samples",
-    checkpoints: "list[tuple[str, Run]]",
-    folder: Path,
-) -> Iterator[Path]:
-    """Write the figures that there are for the network and the data; yield each path once it is written."""
-    from torchcaps.data import StereoData
-    from torchcaps.explain import write_figures, write_pose_figures
-
-    network, data = training.model.network, training.datamodule
-    if not options.image:
-        yield from _write_dynamics(training, samples, checkpoints, folder)
-        if isinstance(data, StereoData):
-            yield from write_pose_figures(network, data, folder)
-    yield from write_figures(network, samples, folder)
-
-
-def _write_dynamics(
-    training: "Training", samples: "Samples", checkpoints: "list[tuple[str, Run]]", folder: Path
-) -> Iterator[Path]:
-    """Write a row of panels per capsule layer, a panel per checkpoint."""
-    from torchcaps.explain import capsule_layers, routing_dynamics, routing_dynamics_figure
-    from torchcaps.explain.page.reports import STATISTICS
-    from torchcaps.measures.axes import write
-
-    network = training.model.network
-    layers: dict[str, Any] = dict(network.named_modules())
-    names = [name for name in capsule_layers(network) if not layers[name].routing.needs_poses]
-    if not names or not samples.are_images:
-        return
-    batches: Any = samples.batches(STATISTICS)
-    rows: dict[str, list[Any]] = {name: [] for name in names}
-    for label, run in checkpoints:
-        run.load_weights_into(network)
-        for name, row in rows.items():
-            row.append((label, routing_dynamics(network, name, batches)))
-    yield write(routing_dynamics_figure(list(rows.values()), names), folder / "dynamics.png")

@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--port must be from 1 to 65535, got {options.port}")
     # Read when Gradio and huggingface_hub are imported.
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-    if not options.recipe.startswith(HUB):
+    if not options.recipe.startswith("hub:"):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     _say(f"reading {options.recipe}")
     trained = find_run(options)

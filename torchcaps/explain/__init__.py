@@ -1,7 +1,7 @@
 """What a capsule network has learned, as numbers and as figures: used by `torchcaps explain`, and from Python.
 
-A module computes something and draws its figure with the helpers of `axes`; `figures` writes all figures that fit a
-network, and `page` makes one HTML page.
+A module computes something and draws its figure; `figures` writes all figures that fit a network, and `page` makes one
+HTML page.
 """
 
 from torchcaps.utils.extras import check_installed
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchcaps.explain.coefficients import Sharpening, sharpening
     from torchcaps.explain.credits import Credit, LayerCredit, Strand, credit, parse_tree
     from torchcaps.explain.dynamics import RoutingDynamics, capsule_layers, routing_dynamics, routing_dynamics_figure
-    from torchcaps.explain.figures import write_figures, write_pose_figures
+    from torchcaps.explain.figures import write_figures
     from torchcaps.explain.pixels import Places, credit_figure, heat, places
     from torchcaps.explain.pool_heatmaps import heatmaps, heatmaps_figure
     from torchcaps.explain.poses import (
@@ -60,7 +60,6 @@ __all__ = [
     "sharpening",
     "watching",
     "write_figures",
-    "write_pose_figures",
 ]
 
 check_installed("train", "PIL", "lightning", "matplotlib", "scipy", "sklearn")

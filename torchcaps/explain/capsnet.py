@@ -5,8 +5,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.explain.material import FigureKind, Material
 from torchcaps.measures.axes import CHANGES, VERMILLION, Row, panels_figure
-from torchcaps.measures.predicting import class_poses, predict, reconstructed
+from torchcaps.measures.predicting import class_poses, has_decoder, predict, reconstructed
 from torchcaps.utils.arguments import CountOrZero, FloatTensor, checked, shown
 
 # Sabour et al. 2017, Figure 4: [-0.25, 0.25] in steps of 0.05.
@@ -91,3 +92,26 @@ def perturbations_figure(network: nn.Module, image: FloatTensor, label: CountOrZ
         "change from the first picture to the last,\nfrom darker to brighter",
         CHANGES,
     )
+
+
+def _fits(material: Material) -> bool:
+    network, samples = material.network, material.samples
+    if not (samples.are_images_of_one_class and has_decoder(network)):
+        return False
+    return predict(network, samples.inputs[0]).capsules is not None
+
+
+def _draw_reconstructions(material: Material) -> Figure:
+    return reconstructions_figure(material.network, *material.samples.images_of_each())
+
+
+def _draw_perturbations(material: Material) -> Figure:
+    samples = material.samples
+    assert samples.labels is not None
+    return perturbations_figure(material.network, samples.images([0])[0], int(samples.labels[0]))
+
+
+RECONSTRUCTIONS = FigureKind(
+    "reconstructions", "test images, and what the network draws of them", _fits, _draw_reconstructions
+)
+PERTURBATIONS = FigureKind("perturbations", "what each pose dimension changes in a drawing", _fits, _draw_perturbations)

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 from torchcaps.capsules import Capsules
+from torchcaps.explain.material import FigureKind, Material
 from torchcaps.explain.recording import record
+from torchcaps.explain.samples import STATISTICS
 from torchcaps.measures.axes import BLUE, in_style
 from torchcaps.measures.predicting import inputs_of
 from torchcaps.nn.layer import CapsuleLayer
@@ -192,3 +194,30 @@ def _draw(axis: Axes, title: str, dynamics: RoutingDynamics, limits: tuple[float
     left_out = f"\n{dynamics.zeros:.3g} % zero, left out" if dynamics.zeros else ""
     axis.set_title(title + left_out)
     return right
+
+
+def _layers_with_votes(network: nn.Module) -> list[str]:
+    """Return the names of the capsule layers whose parents are sums of votes."""
+    layers: dict[str, Any] = dict(network.named_modules())
+    return [name for name in capsule_layers(network) if not layers[name].routing.needs_poses]
+
+
+def _fits(material: Material) -> bool:
+    samples = material.samples
+    if not material.states or not samples.are_images or samples.labels is None:
+        return False
+    return bool(_layers_with_votes(material.network))
+
+
+def _draw_states(material: Material) -> Figure:
+    """Draw a row of panels per capsule layer, a panel per state of the weights."""
+    names, batches = _layers_with_votes(material.network), material.samples.batches(STATISTICS)
+    rows: dict[str, list[Panel]] = {name: [] for name in names}
+    for label, load in material.states:
+        load()
+        for name, row in rows.items():
+            row.append((label, routing_dynamics(material.network, name, batches)))
+    return routing_dynamics_figure(list(rows.values()), names)
+
+
+DYNAMICS = FigureKind("dynamics", "how long votes are, and how well they agree with the parents", _fits, _draw_states)

@@ -1,83 +1,63 @@
-"""Write the figures that fit a network to a folder, as `torchcaps explain` does.
+"""All figures of `torchcaps explain`, and the function that writes those that fit."""
 
-A network with capsules on a grid has credit, one with a decoder reconstructions and perturbations, one with a
-`RoutingPool2d` heatmaps, and one with class capsules on stereo pairs figures of its poses.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from torchcaps.data import StereoData
-from torchcaps.explain.capsnet import perturbations_figure, reconstructions_figure
-from torchcaps.explain.page.samples import Samples
-from torchcaps.explain.pixels import credit_figure, places
-from torchcaps.explain.pool_heatmaps import heatmaps_figure
-from torchcaps.explain.poses import Angle, pose_trajectories, pose_trajectories_figure, relative_changes_figure
+from torchcaps.data.labeled import LabeledData
+from torchcaps.explain.capsnet import PERTURBATIONS, RECONSTRUCTIONS
+from torchcaps.explain.dynamics import DYNAMICS
+from torchcaps.explain.material import Material
+from torchcaps.explain.pixels import CREDIT
+from torchcaps.explain.pool_heatmaps import HEATMAPS, HEATMAPS_OF_GROUPS, HEATMAPS_OF_PICTURES
+from torchcaps.explain.poses import BY_AZIMUTH, BY_ELEVATION, TRAJECTORIES
+from torchcaps.explain.samples import Samples
 from torchcaps.measures.axes import write
-from torchcaps.measures.predicting import NoClassCapsules, has_decoder, predict
-from torchcaps.nn import RoutingPool2d
 from torchcaps.utils.arguments import checked
 
-MOST = 20  # classes in a figure
+FIGURES = (
+    DYNAMICS,
+    TRAJECTORIES,
+    BY_ELEVATION,
+    BY_AZIMUTH,
+    HEATMAPS_OF_PICTURES,
+    HEATMAPS,
+    HEATMAPS_OF_GROUPS,
+    CREDIT,
+    RECONSTRUCTIONS,
+    PERTURBATIONS,
+)
 
 
 @checked
-def write_figures(network: nn.Module, samples: Samples, folder: Path) -> Iterator[Path]:
-    """Write the figures that fit a network of images; yield each path once it is written.
+def write_figures(
+    network: nn.Module,
+    samples: Samples,
+    folder: Path,
+    data: LabeledData | None = None,
+    states: Sequence[tuple[str, Callable[[], None]]] = (),
+) -> Iterator[tuple[Path, str]]:
+    """Write the figures that fit a network of images; yield each path, once it is written, and what the figure shows.
 
     They show the first sample of each class, of at most twenty classes, and changes of the pose of the first sample.
-    Without labels there are heatmaps of all samples. Of texts, and of images with several labels each, there are none.
+    Without labels there are heatmaps of all samples. Of texts there are none, and of images with several labels each
+    only the routing dynamics.
 
     Args:
-        network: the network; it is run in evaluation mode and left as it was.
+        network: the network. It is run in evaluation mode and left as it was, but with the weights of the last state.
         samples: samples, see :func:`torchcaps.explain.page.image_samples` and
             :func:`torchcaps.explain.page.samples_of`.
         folder: folder for the files.
-    """
-    images = [inputs for inputs in samples.inputs if isinstance(inputs, Tensor)]
-    if not images or (samples.labels is not None and samples.labels.dim() > 1):
-        return
-    has_pool = any(isinstance(module, RoutingPool2d) for module in network.modules())
-    if samples.labels is None:
-        if has_pool:
-            figure = heatmaps_figure(network, torch.cat(images), samples.titles)
-            yield write(figure, folder / "heatmaps-of-pictures.png")
-        return
-    some = samples.first_of_each()[:MOST]
-    shown, labels = torch.cat([images[index] for index in some]), samples.labels[some]
-    if has_pool:
-        names = [samples.names[label] for label in labels.tolist()]
-        yield write(heatmaps_figure(network, shown, names), folder / "heatmaps.png")
-        yield write(heatmaps_figure(network, shown[:1], names[:1]), folder / "heatmaps-of-groups.png")
-    if places(network, (shown.shape[1], shown.shape[2], shown.shape[3])):
-        yield write(credit_figure(network, shown, labels, samples.names), folder / "credit.png")
-    if has_decoder(network) and predict(network, shown[:1]).capsules is not None:
-        yield write(reconstructions_figure(network, shown, labels), folder / "reconstructions.png")
-        yield write(perturbations_figure(network, images[0][0], int(samples.labels[0])), folder / "perturbations.png")
-
-
-@checked
-def write_pose_figures(network: nn.Module, data: StereoData, folder: Path) -> Iterator[Path]:
-    """Write the figures of how poses follow a turning toy; yield each path once it is written.
-
-    They are `trajectories.png`, and `poses-by-elevation.png` and `poses-by-azimuth.png` for each of these angles that
-    varies in the test set. All else is held at the first value of the test set. There are none if neither varies, or if
-    the network has no class capsules.
+        data: data set of the samples. Figures of how poses follow a turning toy need it; all but one angle is held at
+            the first value of the test set.
+        states: labels of several states of the weights, and a function for each that puts it into the network, see
+            :func:`torchcaps.explain.page.report`. The figure of the routing dynamics needs them, one at least.
 
     Raises:
-        ValueError: as :func:`pose_trajectories`.
+        ValueError: as :func:`pose_trajectories` and :func:`routing_dynamics`.
     """
-    elevations, azimuths, _ = data.grid(train=False)
-    angles: dict[Angle, list[int]] = {"elevation": elevations, "azimuth": azimuths}
-    try:
-        found = [pose_trajectories(network, data, angle) for angle, values in angles.items() if len(values) > 1]
-    except NoClassCapsules:
-        return
-    if found:
-        yield write(pose_trajectories_figure(found, data.names), folder / "trajectories.png")
-    for trajectories in found:
-        figure = relative_changes_figure(trajectories, data.names)
-        yield write(figure, folder / f"poses-by-{trajectories.varying}.png")
+    material = Material(network, samples, data, states)
+    for kind in FIGURES:
+        if kind.fits(material):
+            yield write(kind.draw(material), folder / f"{kind.name}.png"), kind.caption

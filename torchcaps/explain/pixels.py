@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from torchcaps.explain.credits import Credit, LayerCredit, children_of, connected, credit
+from torchcaps.explain.material import FigureKind, Material
 from torchcaps.explain.recording import Recording, record
 from torchcaps.explain.shares import Shares
 from torchcaps.measures.axes import VERMILLION, Row, panels_figure
@@ -221,3 +222,15 @@ def credit_figure(network: nn.Module, images: FloatTensor, labels: Tensor, names
         bar="share of a place,\n1 if all had the same",
         extend="max",
     )
+
+
+def _fits(material: Material) -> bool:
+    samples = material.samples
+    return samples.are_images_of_one_class and bool(places(material.network, samples.image_shape))
+
+
+def _draw(material: Material) -> Figure:
+    return credit_figure(material.network, *material.samples.images_of_each(), material.samples.names)
+
+
+CREDIT = FigureKind("credit", "where each class takes its input from", _fits, _draw)

@@ -1,12 +1,14 @@
 """Where a routing pool looks: its coefficients over the image (Zhao & Huang 2019, Table 3)."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from torchcaps.explain.material import FigureKind, Material
 from torchcaps.explain.recording import record
 from torchcaps.explain.shares import shares_of
 from torchcaps.measures.axes import Row, panels_figure
@@ -82,3 +84,33 @@ def heatmaps_figure(
         limits=limits,
         bar="share of a place,\n1 in an average",
     )
+
+
+def _has_pool(network: nn.Module) -> bool:
+    return any(isinstance(module, RoutingPool2d) for module in network.modules())
+
+
+def _fits(material: Material) -> bool:
+    return material.samples.are_images_of_one_class and _has_pool(material.network)
+
+
+def _fits_pictures(material: Material) -> bool:
+    samples = material.samples
+    return len(samples) > 0 and samples.are_images and samples.labels is None and _has_pool(material.network)
+
+
+def _draw_pictures(material: Material) -> Figure:
+    samples = material.samples
+    return heatmaps_figure(material.network, samples.images(range(len(samples))), samples.titles)
+
+
+def _draw(material: Material, max_images: int | None = None) -> Figure:
+    images, labels = material.samples.images_of_each()
+    names = [material.samples.names[label] for label in labels.tolist()]
+    return heatmaps_figure(material.network, images[:max_images], names[:max_images])
+
+
+CAPTION = "where the routing pool looks"
+HEATMAPS_OF_PICTURES = FigureKind("heatmaps-of-pictures", CAPTION, _fits_pictures, _draw_pictures)
+HEATMAPS = FigureKind("heatmaps", CAPTION, _fits, _draw)
+HEATMAPS_OF_GROUPS = FigureKind("heatmaps-of-groups", CAPTION, _fits, partial(_draw, max_images=1))

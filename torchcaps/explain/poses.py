@@ -1,7 +1,8 @@
 """How the pose vectors of class capsules move as toys turn: "reverse graphics" (Heinsen 2019, Figures 4, 6 and 7)."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from torch.linalg import vector_norm
 from torch.utils.data import DataLoader, Subset
 
 from torchcaps.data import StereoData
+from torchcaps.explain.material import FigureKind, Material
 from torchcaps.measures.axes import COLORS, DASHES, MARKERS, ORDERED, color_bar, hide_ticks, in_style
-from torchcaps.measures.predicting import class_poses, predict
+from torchcaps.measures.predicting import NoClassCapsules, class_poses, predict
 from torchcaps.utils.arguments import FloatTensor, checked, shown
 from torchcaps.utils.checks import percent
 
@@ -321,3 +323,44 @@ def _style(category: int) -> dict[str, Any]:
 
 def _name(category: int, names: Sequence[str]) -> str:
     return names[category] if category < len(names) else f"category {category}"
+
+
+def _varying(material: Material) -> list[Angle]:
+    """Return the angles that vary in a test set of stereo pairs; none if the network has no class capsules."""
+    network, samples, data = material.network, material.samples, material.data
+    if not isinstance(data, StereoData) or samples.labels is None:
+        return []
+    try:
+        class_poses(network, predict(network, samples.inputs[0]))
+    except NoClassCapsules:
+        return []
+    elevations, azimuths, _ = data.grid(train=False)
+    angles: dict[Angle, list[int]] = {"elevation": elevations, "azimuth": azimuths}
+    return [angle for angle, values in angles.items() if len(values) > 1]
+
+
+def _draw_trajectories(material: Material) -> Figure:
+    rows = [pose_trajectories(material.network, material.data, angle) for angle in _varying(material)]
+    return pose_trajectories_figure(rows, material.data.names)
+
+
+def _varies(material: Material, angle: Angle) -> bool:
+    return angle in _varying(material)
+
+
+def _draw_changes(material: Material, angle: Angle) -> Figure:
+    return relative_changes_figure(pose_trajectories(material.network, material.data, angle), material.data.names)
+
+
+TRAJECTORIES = FigureKind(
+    "trajectories", "the poses of toys that turn", lambda material: bool(_varying(material)), _draw_trajectories
+)
+BY_ELEVATION, BY_AZIMUTH = (
+    FigureKind(
+        f"poses-by-{angle}",
+        "how poses change as toys turn",
+        partial(_varies, angle=angle),
+        partial(_draw_changes, angle=angle),
+    )
+    for angle in get_args(Angle)
+)

@@ -15,7 +15,7 @@ HUB = "hub:"  # before the name of a repository, where a source of a run may als
 def downloaded(
     name: str, revision: str | None = None, token: str | bool | None = None, cache_dir: str | None = None
 ) -> Path:
-    """Return the folder into which a repository, `user/name` or `user/name@revision`, is downloaded, unless it is there.
+    """Return the folder into which a repository is downloaded, `user/name` or `user/name@revision`, unless it is there.
 
     Raises:
         ValueError: the repository cannot be read.

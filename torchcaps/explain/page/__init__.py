@@ -8,8 +8,8 @@ with the same scripts and `parts.css`; `live.js` and `drawing.js` are its own.
 """
 
 from torchcaps.explain.page.reports import report
-from torchcaps.explain.page.samples import Samples, image_samples, picture_samples, samples_of, text_samples
 from torchcaps.explain.page.writing import write_page
+from torchcaps.explain.samples import Samples, image_samples, picture_samples, samples_of, text_samples
 
 __all__ = [
     "Samples",

@@ -12,8 +12,8 @@ from torchcaps.capsules import Prediction
 from torchcaps.explain.capsnet import TWEAKS, perturb
 from torchcaps.explain.credits import Credit, LayerCredit, NoCapsules, Strand, credit, parse_tree
 from torchcaps.explain.page.pictures import encoded_maps, picture, sprite
-from torchcaps.explain.page.samples import Samples
 from torchcaps.explain.pixels import Places, heat_of
+from torchcaps.explain.samples import Samples
 from torchcaps.explain.words import Word, word_shares
 from torchcaps.measures.predicting import class_poses, has_decoder, predict, reconstructed
 from torchcaps.measures.transforms import pose_paths

@@ -20,16 +20,15 @@ from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
 from torchcaps.explain.page.examples import SIDE, example
 from torchcaps.explain.page.pictures import heat_picture, picture
-from torchcaps.explain.page.samples import BATCH, Samples
 from torchcaps.explain.pixels import Places, heat_of, places
 from torchcaps.explain.recording import Recording, record, routing_layers
+from torchcaps.explain.samples import BATCH, STATISTICS, Samples
 from torchcaps.explain.shares import shares_of
 from torchcaps.measures.accuracy import balanced_accuracy, is_right
 from torchcaps.measures.predicting import has_decoder, kind_of_scores, predict
 from torchcaps.utils.arguments import Positive, checked
 from torchcaps.utils.checks import counted, percent
 
-STATISTICS = 128  # samples for statistics of capsules
 VOTES = 2**29  # entries of votes that may be computed for these statistics
 AT_ONCE = 2**24  # coefficients of a batch
 COMPARED = 16  # images whose maps are compared with those of a control
@@ -153,7 +152,7 @@ def _snapshot(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     runs = _runs(network, samples)
-    seen = places(network, _shape(samples)) if samples.are_images else {}
+    seen = places(network, samples.image_shape) if samples.are_images else {}
     say(f"{label or 'network'}: {counted(len(chosen), 'example')}")
     examples = [example(network, samples, index, seen, temperature) for index in chosen]
     controls: list[dict[str, Any]] = []
@@ -174,12 +173,6 @@ def _snapshot(
         "overlaps": _overlaps(network, samples),
         "controls": controls,
     }
-
-
-def _shape(samples: Samples) -> tuple[int, int, int]:
-    first = samples.inputs[0]
-    assert isinstance(first, Tensor)
-    return first.shape[1], first.shape[2], first.shape[3]
 
 
 @torch.no_grad()
@@ -264,7 +257,7 @@ def _compared(
 ) -> dict[str, Any]:
     """Compare the maps of the predicted classes with those of another network for the same classes."""
     chosen = evenly_chosen(len(samples), COMPARED)
-    images = torch.stack([_image(samples, index) for index in chosen])
+    images = samples.images(chosen)
     classes = predict(network, images).evidence.argmax(1)
     layer = next(iter(seen))
     found = [credit(x, images) for x in (network, other)]
@@ -311,23 +304,19 @@ def _overlaps(network: nn.Module, samples: Samples) -> list[dict[str, Any]]:
         return []
     if samples.labels.dim() > 1:
         pairs = (samples.labels.sum(1) == 2).nonzero().flatten().tolist()[:OVERLAPS]
-        return [_overlap(network, _image(samples, i), samples.labels[i].nonzero().flatten().tolist()) for i in pairs]
+        return [
+            _overlap(network, samples.images([i])[0], samples.labels[i].nonzero().flatten().tolist()) for i in pairs
+        ]
     order = samples.first_of_each()
-    shift = max(1, _shape(samples)[2] // 14)
+    shift = max(1, samples.image_shape[2] // 14)
     overlaps: list[dict[str, Any]] = []
     for a, b in zip(order[0 : 2 * OVERLAPS : 2], order[1 : 2 * OVERLAPS : 2], strict=False):
-        one, two = _image(samples, a), _image(samples, b)
+        one, two = samples.images([a, b])
         labels = [int(samples.labels[a]), int(samples.labels[b])]
         found = _overlap(network, overlaid(one, two, (shift, shift)), labels)
         found["inputs"] = picture(one, SIDE), picture(two, SIDE)
         overlaps.append(found)
     return overlaps
-
-
-def _image(samples: Samples, index: int) -> Tensor:
-    image = samples.inputs[index]
-    assert isinstance(image, Tensor)
-    return image[0]
 
 
 def _overlap(network: nn.Module, image: Tensor, labels: list[int]) -> dict[str, Any]:

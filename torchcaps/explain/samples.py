@@ -1,4 +1,4 @@
-"""Test samples that a page is about."""
+"""Test samples that a page and its figures are about."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +17,8 @@ from torchcaps.utils.arguments import Count, FloatTensor, checked
 
 BATCH = 32
 TITLE = 60  # characters of a text in its title
+STATISTICS = 128  # samples for statistics of capsules
+CLASSES = 20  # classes in a figure
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,28 @@ class Samples:
         first = {int(label): index for index, label in reversed(list(enumerate(self.labels)))}
         return [first[label] for label in sorted(first)]
 
+    @property
+    def are_images_of_one_class(self) -> bool:
+        """Whether there are images, and each has one label."""
+        return len(self) > 0 and self.are_images and self.labels is not None and self.labels.dim() == 1
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Shape of an image: channels, height and width."""
+        first = self.inputs[0]
+        assert isinstance(first, Tensor)
+        return first.shape[1], first.shape[2], first.shape[3]
+
+    def images_of_each(self) -> tuple[Tensor, Tensor]:
+        """Return the first image of each class, of twenty classes at most, and their labels."""
+        assert self.labels is not None
+        some = self.first_of_each()[:CLASSES]
+        return self.images(some), self.labels[some]
+
+    def images(self, indices: Sequence[int]) -> Tensor:
+        """Return images by their indices, `(n, channels, height, width)`."""
+        return torch.cat([inputs for index in indices if isinstance(inputs := self.inputs[index], Tensor)])
+
     def batches(self, count: int | None = None, size: int = BATCH) -> list[tuple[Inputs, Tensor]]:
         """Return samples with their labels in batches; texts, which differ in length, one by one.
 
@@ -63,8 +87,7 @@ class Samples:
         labels = torch.zeros(len(some), dtype=torch.long) if self.labels is None else self.labels[some]
         if not self.are_images:
             return [(self.inputs[index], labels[i : i + 1]) for i, index in enumerate(some)]
-        images = torch.cat([inputs for index in some if isinstance(inputs := self.inputs[index], Tensor)])
-        return list(zip(images.split(size), labels.split(size), strict=True))
+        return list(zip(self.images(some).split(size), labels.split(size), strict=True))
 
 
 @checked
