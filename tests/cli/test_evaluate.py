@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from commands import call, checkpoint, error_of
 
+from torchcaps.cli import main
 from torchcaps.evaluate import PROTOCOLS
 from torchcaps.evaluate.subject import Outcome
 
@@ -32,6 +33,16 @@ def test_two_runs_side_by_side(trained, capfd):
     assert len(results["affine"]["curves"]["rotation"]["points"]) == 7
     assert call("evaluate", str(run), "--protocols", "overlap", *QUIET) == 0
     assert list(json.loads((run / "evaluate.json").read_text())) == ["affine", "viewpoint", "overlap"]
+
+
+def test_help_and_docs_name_every_protocol(capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    page = (Path(__file__).parents[2] / "docs/evaluate.md").read_text(encoding="utf-8")
+    for name in PROTOCOLS:
+        assert name in said
+        assert f"| `{name}` | " in page
 
 
 def test_two_checkpoints_of_one_run(trained, capfd):

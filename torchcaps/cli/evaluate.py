@@ -22,20 +22,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps evaluate`."""
     add_recipe(parser, run=True, several=True)
     add_checkpoint(parser)
+    from torchcaps.evaluate import PROTOCOL_NAMES, TRAINING_PROTOCOL_NAMES
+
     parser.add_argument(
         "--protocols",
         nargs="+",
         metavar="NAME",
-        help="affine, overlap, routing, parts, pose, viewpoint, corruptions, attack, few (default: all but few, which "
-        "trains the network anew)",
+        help=f"{', '.join(PROTOCOL_NAMES)} (default: all of these); {', '.join(TRAINING_PROTOCOL_NAMES)}, which trains "
+        "the network anew",
     )
     parser.add_argument(
         "--images",
         type=positive_int,
         default=2000,
         metavar="N",
-        help="number of test images at most, at random (default: %(default)s). routing, parts and attack take 1,000 of "
-        "them at most, and viewpoint has images of its own",
+        help="number of test images at most, at random (default: %(default)s); some protocols take fewer, or "
+        "images of their own",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random numbers (default: 0)")
     parser.epilog = (
@@ -80,8 +82,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _evaluated(options: argparse.Namespace, name: str, run: "Run", path: Path) -> dict[str, Any]:
     """Return the results of a run by protocol, with what they were measured with. Each is written at once."""
-    from torchcaps.evaluate import evaluate
-    from torchcaps.evaluate.protocols import WITHOUT_TRAINING
+    from torchcaps.evaluate import PROTOCOL_NAMES, evaluate
     from torchcaps.evaluate.runs import subject_of, trained_on_few
     from torchcaps.training.build import Training
 
@@ -94,7 +95,7 @@ def _evaluated(options: argparse.Namespace, name: str, run: "Run", path: Path) -
     subject = subject_of(run.training(options.overrides), options.images, options.seed, progress, trained)
     about = {"seed": options.seed, "checkpoint": str(run.path), "overrides": options.tokens}
     results = {}
-    for protocol in options.protocols or WITHOUT_TRAINING:
+    for protocol in options.protocols or PROTOCOL_NAMES:
         results[protocol] = {**evaluate(subject, [protocol])[protocol], **about}
         _merge(path, results)
     return results

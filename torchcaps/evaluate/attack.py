@@ -128,5 +128,5 @@ PROTOCOL = Protocol(
         "KellerJordan/CapsNet-Adversarial, which does not say on which; gradient ascent until the class changes)",
     ),
     run,
-    most=1000,
+    max_images=1000,
 )

@@ -35,4 +35,4 @@ def run(subject: Subject) -> Outcome:
     return Outcome(numbers, {"": Curve("images per class", "accuracy (%)", points)}, notes)
 
 
-PROTOCOL = Protocol("How many labeled images does it need?", (), run, trains=True)
+PROTOCOL = Protocol("How many labeled images does it need?", (), run)

@@ -101,5 +101,5 @@ PROTOCOL = Protocol(
     "Do its capsules form a tree of parts that depends on the image?",
     ("In deep CapsNets most capsules are dead, and coefficients hardly depend on the image (Mitterreiter et al.)",),
     run,
-    most=1000,
+    max_images=1000,
 )

@@ -109,5 +109,5 @@ PROTOCOL = Protocol(
     "Do its poses say how an object was transformed?",
     ("R2 of 0.78 for the rotation of rendered 3D objects, from capsules trained without labels (EquiCaps 2025)",),
     run,
-    most=4000,
+    max_images=4000,
 )

@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import torch
 
-from torchcaps.evaluate import affine, attack, corruptions, few, overlap, parts, pose, routing, viewpoint
+from torchcaps.evaluate import PROTOCOL_NAMES, TRAINING_PROTOCOL_NAMES
 from torchcaps.evaluate.subject import DoesNotApply, Protocol, Subject
 from torchcaps.nn.inputs import check_labels
 from torchcaps.utils.arguments import checked, shown
 from torchcaps.utils.checks import check_choice
 
 PROTOCOLS: dict[str, Protocol] = {
-    module.__name__.rpartition(".")[2]: module.PROTOCOL
-    for module in (affine, overlap, routing, parts, pose, viewpoint, corruptions, attack, few)
+    name: import_module(f"torchcaps.evaluate.{name}").PROTOCOL for name in (*PROTOCOL_NAMES, *TRAINING_PROTOCOL_NAMES)
 }
-WITHOUT_TRAINING = [name for name, protocol in PROTOCOLS.items() if not protocol.trains]
 
 
 @checked
@@ -50,7 +49,7 @@ def evaluate(subject: Subject, protocols: Sequence[str] | None = None) -> dict[s
         )
     if labels.dim() == 1:
         check_labels(labels, classes, labels.device)
-    names = WITHOUT_TRAINING if protocols is None else list(protocols)
+    names = PROTOCOL_NAMES if protocols is None else list(protocols)
     for name in names:
         check_choice("protocols", name, PROTOCOLS)
     results: dict[str, dict[str, Any]] = {}
@@ -59,13 +58,13 @@ def evaluate(subject: Subject, protocols: Sequence[str] | None = None) -> dict[s
         try:
             with torch.random.fork_rng(range(torch.cuda.device_count())):
                 torch.manual_seed(subject.seed)
-                most = PROTOCOLS[name].most
-                some = replace(subject, images=subject.images[:most], labels=subject.labels[:most])
+                count = PROTOCOLS[name].max_images
+                some = replace(subject, images=subject.images[:count], labels=subject.labels[:count])
                 outcome = PROTOCOLS[name].run(some)
         except DoesNotApply as error:
             results[name] = {"reason": str(error)}
             continue
         curves = {curve: values._asdict() for curve, values in outcome.curves.items()}
-        count = len(some.images) if outcome.images is None else outcome.images
-        results[name] = {"numbers": outcome.numbers, "curves": curves, "notes": list(outcome.notes), "images": count}
+        tested = len(some.images) if outcome.images is None else outcome.images
+        results[name] = {"numbers": outcome.numbers, "curves": curves, "notes": list(outcome.notes), "images": tested}
     return results

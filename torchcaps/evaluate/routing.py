@@ -190,5 +190,5 @@ PROTOCOL = Protocol(
     "Does it depend on its coefficients, and they on the image?",
     ("Uniform and random coefficients train as well as several routing algorithms (Paik et al. 2019)",),
     run,
-    most=1000,
+    max_images=1000,
 )

@@ -56,15 +56,13 @@ class Protocol(NamedTuple):
         question: what it asks, in one sentence.
         published: numbers of papers to hold beside, each as a sentence.
         run: the measurement. It raises `DoesNotApply` with the reason.
-        most: the number of images that it takes at most, the first of the subject, whose order is random; None for all.
-        trains: whether it trains networks; it then runs only if it is named.
+        max_images: how many images it takes at most, the first of the subject, whose order is random; None for all.
     """
 
     question: str
     published: Sequence[str]
     run: Callable[["Subject"], Outcome]
-    most: int | None = None
-    trains: bool = False
+    max_images: int | None = None
 
 
 @dataclass(frozen=True)
