@@ -1,6 +1,7 @@
 """Protocols on cases whose answers are known."""
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -34,6 +35,7 @@ from torchcaps.evaluate.pose import features_of, r2
 from torchcaps.evaluate.routing import agreement, changed_coefficients, changes
 from torchcaps.evaluate.runs import subject_of
 from torchcaps.explain.controls import uniform_coefficients
+from torchcaps.measures.calibration import calibration_error, reliability
 from torchcaps.recipes import load_recipe
 from torchcaps.training.build import Training
 from torchcaps.training.values import Values
@@ -593,6 +595,86 @@ def test_fog_is_three_times_as_bright_as_white(gray: float) -> None:
     foggy = corrupted(torch.full((2, 1, 256, 256), gray), "fog", seeded()).flatten(1)
     assert foggy.amin(1).tolist() == pytest.approx([gray * gray / (gray + 3)] * 2)
     assert foggy.amax(1).tolist() == pytest.approx([gray] * 2)
+
+
+# Calibration
+
+
+class Confident(nn.Module):
+    """The probability of class 1 is the first pixel; scores are twice as far apart as its logarithms."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        probability = images[:, 0, 0, 0]
+        return 2 * torch.stack([torch.zeros(len(images)), torch.log(probability / (1 - probability))], 1)
+
+
+def as_often_right(*groups: tuple[float, int, int]) -> tuple[Tensor, Tensor]:
+    """Images of class 1 or 0: for each probability of class 1, how many there are, and how many are of class 1."""
+    pixels = torch.cat([torch.full((count,), probability) for probability, count, _ in groups])
+    labels = torch.cat([(torch.arange(count) < ones).long() for _, count, ones in groups])
+    return pixels.view(-1, 1, 1, 1), labels
+
+
+def test_calibration_by_hand() -> None:
+    images, labels = as_often_right((0.75, 40, 30), (0.6, 10, 4))
+    held_out = as_often_right((0.75, 4000, 3000))
+    found = evaluate(Subject(Confident(), images, labels, held_out), ["calibration"])["calibration"]
+    # Odds of 3 to 1 and of 3 to 2, squared: the network says 0.9 and 9/13.
+    before = (40 * (0.9 - 0.75) + 10 * (9 / 13 - 0.4)) / 50
+    after = 10 * (0.6 - 0.4) / 50
+    assert found["numbers"] == {
+        "accuracy (%)": pytest.approx(68),
+        "calibration error (%)": pytest.approx(100 * before, abs=1e-4),
+        "temperature": pytest.approx(2, abs=1e-4),
+        "calibration error with it (%)": pytest.approx(100 * after, abs=1e-2),
+    }
+    points = [found["curves"][name]["points"] for name in ("as it is", "with the temperature")]
+    assert points == [
+        [pytest.approx((900 / 13, 40)), pytest.approx((90, 75))],
+        [pytest.approx((60, 40), abs=1e-2), pytest.approx((75, 75), abs=1e-2)],
+    ]
+    assert found["notes"] == []
+
+
+def test_calibration_without_a_temperature() -> None:
+    subject = Subject(Confident(), *as_often_right((0.75, 40, 30)))
+    few = replace(subject, held_out=as_often_right((0.75, 8, 6)))
+    for one, note in ((subject, "there are no held-out images"), (few, "8 held-out images are too few")):
+        found = evaluate(one, ["calibration"])["calibration"]
+        assert list(found["numbers"]) == ["accuracy (%)", "calibration error (%)"]
+        assert list(found["curves"]) == ["as it is"]
+        assert note in found["notes"][0]
+    several = replace(subject, labels=torch.ones(40, 2))
+    assert evaluate(several, ["calibration"])["calibration"] == {"reason": "images have several labels each"}
+
+
+def test_activations_are_calibrated_as_scores() -> None:
+    images, labels = as_often_right((0.75, 400, 320))
+    network = Network(lambda net, x: Prediction(activations=torch.cat([1 - x, x], 1)[..., 0, 0]))
+    found = evaluate(Subject(network, images, labels, (images, labels)), ["calibration"])["calibration"]
+    # Activations of 1/4 and 3/4: the softmax of their difference, 1/2, is right as often as it says at 1/2 / log(4).
+    assert found["numbers"]["calibration error (%)"] == pytest.approx(80 - 100 / (1 + math.exp(-0.5)), abs=1e-2)
+    assert found["numbers"]["temperature"] == pytest.approx(0.5 / math.log(4), abs=1e-3)
+    assert "activations in [0, 1]" in found["notes"][0]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_bins_of_the_calibration_error(temperature: float) -> None:
+    scores, labels = 3 * torch.randn(500, 4, generator=seeded()), torch.arange(500) % 4
+    confidences, likeliest = (scores.double() / temperature).softmax(1).max(1)
+    error = 0.0
+    points = []
+    for low in range(15):
+        chosen = (confidences >= low / 15) & (confidences < (low + 1) / 15)
+        if chosen.any():
+            confidence = float(confidences[chosen].mean())
+            accuracy = float((likeliest == labels)[chosen].double().mean())
+            points.append((confidence, accuracy))
+            error += float(chosen.double().mean()) * abs(confidence - accuracy)
+    assert reliability(scores, labels, temperature) == [pytest.approx(point) for point in points]
+    assert calibration_error(scores, labels, temperature) == pytest.approx(error, abs=1e-6)
+    certain_and_nearly = torch.tensor([[1000.0, 0.0], [math.log(19), 0.0]])  # 1 and 0.95, in the last bin
+    assert reliability(certain_and_nearly, torch.tensor([0, 1])) == [pytest.approx((0.975, 0.5))]
 
 
 # All

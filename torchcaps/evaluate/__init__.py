@@ -9,7 +9,7 @@ from torchcaps.utils.extras import needs
 
 # Modules of this package, in the order in which they run. The help of `torchcaps evaluate` names them, and must be
 # quick: what else is public here is imported when it is used.
-PROTOCOL_NAMES = ("affine", "overlap", "routing", "parts", "pose", "viewpoint", "corruptions", "attack")
+PROTOCOL_NAMES = ("affine", "overlap", "routing", "parts", "pose", "viewpoint", "corruptions", "calibration", "attack")
 TRAINING_PROTOCOL_NAMES = ("few",)  # these train the network anew, so they run only if they are named
 
 if TYPE_CHECKING:

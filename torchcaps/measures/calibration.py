@@ -84,3 +84,15 @@ def calibration_error(scores: Tensor, labels: Tensor, temperature: Positive = 1.
 
     probabilities = (scores.double() / temperature).softmax(-1)
     return float(multiclass_calibration_error(probabilities, labels, scores.shape[1], n_bins=BINS))
+
+
+@checked
+def reliability(scores: Tensor, labels: Tensor, temperature: Positive = 1.0) -> list[tuple[float, float]]:
+    """Return the mean probability of the likeliest class, and how often it is right, in each of the bins of
+    `calibration_error` that has samples; arguments are as there."""
+    confidences, likeliest = (scores.double() / temperature).softmax(-1).max(-1)
+    right = (likeliest == labels).double()
+    bins = (BINS * confidences).long().clamp_max(BINS - 1)
+    counts = bins.bincount(minlength=BINS)
+    means = (bins.bincount(values, BINS)[counts > 0] / counts[counts > 0] for values in (confidences, right))
+    return list(zip(*(x.tolist() for x in means), strict=True))
