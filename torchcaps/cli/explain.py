@@ -118,7 +118,7 @@ def _report(
     training: "Training",
     samples: "Samples",
     checkpoints: "list[tuple[str, Run]]",
-    states: list[tuple[str, Callable[[], None]]],
+    states: Sequence[tuple[str, Callable[[], None]]],
 ) -> dict[str, Any]:
     from torchcaps.explain.page import report
     from torchcaps.recipes.values import name_of

@@ -1,12 +1,29 @@
 """Runs: what trainings have left, found, read and used again.
 
-`Run` is a run; `checkpoint.py` reads its files, `places.py` knows where they lie, `hub.py` downloads them.
+run.py           the run
+checkpoint.py    its files, read once and checked
+places.py        where they lie, and which is meant
+hub.py           folders of `save_pretrained` on the Hugging Face Hub
+comparison.py    what a training that is built of a run may change
 """
 
-from torchcaps.utils.extras import needs
+from torchcaps.utils.extras import check_installed
+from torchcaps.utils.lazy import find
 
-with needs("train"):
+TYPE_CHECKING = False  # the name that type checkers know
+if TYPE_CHECKING:
     from torchcaps.runs.checkpoint import Checkpoint
     from torchcaps.runs.run import Run
 
 __all__ = ["Checkpoint", "Run"]
+
+check_installed("train", "jsonargparse", "lightning", "matplotlib", "rich", "scipy", "sklearn", "torchmetrics", "yaml")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        return find(__name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,14 +1,13 @@
-"""Training with Lightning: the module that every recipe trains, and callbacks that recipes can name.
+"""Training with Lightning: the trainings of recipes, the module that all of them train, and callbacks to name there.
 
-The other files serve the commands:
-
-    build.py                      trainer, model and data of a recipe
-    names.py, signatures.py       which classes and arguments its values may name
-    overrides.py, errors.py       values given as options, and one line for what is wrong
-    parts.py                      building of one part
-    checkpoints.py, checkpoint_files.py   runs are saved, read and continued
-    report.py, calibration.py     what a training came to
-    trainer.py, progress.py, alive.py, monitors.py   the trainer, and what it says while it runs
+values.py                     all values of a training: a recipe's, changed by options
+overrides.py                  the options, as they are given and as they change values
+names.py, signatures.py       which classes and arguments the values may name
+errors.py                     one line for what is wrong with them
+build.py, parts.py            trainer, model and data, built of the values
+checkpoints.py                how checkpoints are saved, and resumed
+report.py, curves.py          what a training came to
+trainer.py, progress.py, alive.py, monitors.py   the trainer, and what it says while it runs
 """
 
 from torchcaps.utils.extras import check_installed
@@ -16,13 +15,15 @@ from torchcaps.utils.lazy import find
 
 TYPE_CHECKING = False  # the name that type checkers know
 if TYPE_CHECKING:
+    from torchcaps.training.build import Training
     from torchcaps.training.classifier import Classifier
     from torchcaps.training.margin import SpreadMargin
     from torchcaps.training.mixing import mixup
     from torchcaps.training.one_cycle import OneCycle
     from torchcaps.training.report import Report
+    from torchcaps.training.values import Values
 
-__all__ = ["Classifier", "OneCycle", "Report", "SpreadMargin", "mixup"]
+__all__ = ["Classifier", "OneCycle", "Report", "SpreadMargin", "Training", "Values", "mixup"]
 
 check_installed("train", "jsonargparse", "lightning", "matplotlib", "rich", "scipy", "sklearn", "torchmetrics", "yaml")
 
