@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import TINY, call
 
 import torchcaps
 from torchcaps.cli import parser
@@ -95,6 +96,13 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     assert names
     if page == "README.md":
         assert names["accuracy"] > 0.85
+
+
+def test_the_page_of_runs_continues_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call("train", "quickstart", "--trainer.max_epochs", "1", *TINY) == 0
+    assert 0 <= run("docs/training.md")["continued"]("quickstart") <= 1
+    assert Path("runs/quickstart/version_1/checkpoints/last.ckpt").is_file()
 
 
 def test_the_routing_of_the_page_is_a_whole_algorithm():

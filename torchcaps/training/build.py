@@ -4,11 +4,8 @@ The commands of `torchcaps` (`torchcaps.cli`) and the queue of `torchcaps reprod
 """
 
 import inspect
-import math
-import re
 import shutil
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +15,18 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning import seed_everything
 from lightning.pytorch.callbacks import (
     Checkpoint,
-    LearningRateFinder,
     ModelCheckpoint,
     ProgressBar,
-    StochasticWeightAveraging,
     TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
-from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from torchcaps.data import DataError, EncodedImages, ImageNet, LabeledData
+from torchcaps.data import LabeledData
 from torchcaps.nn import CapsuleHead, RoutingPool2d
-from torchcaps.recipes.values import own_arguments
 from torchcaps.routing import Routing
 from torchcaps.training.checkpoints import (
     NEWEST,
@@ -44,9 +36,9 @@ from torchcaps.training.checkpoints import (
     Resumption,
     add_facts,
 )
+from torchcaps.training.checks import check_callbacks, check_classes, check_optimizer, check_shares, check_trainer
 from torchcaps.training.classifier import Classifier
 from torchcaps.training.errors import innermost
-from torchcaps.training.margin import SpreadMargin
 from torchcaps.training.monitors import ChecksMonitors, validates
 from torchcaps.training.names import import_name
 from torchcaps.training.parts import build_part, plain_values, untrained
@@ -54,36 +46,13 @@ from torchcaps.training.progress import ProgressLines
 from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
 from torchcaps.training.values import Values
-from torchcaps.utils.checks import counted, nearest, one_line
+from torchcaps.utils.checks import counted, one_line
 from torchcaps.utils.files import take_folder, write_text_whole, writing
+from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
-
-# Callbacks of Lightning that would not do what they promise here.
-UNUSABLE: dict[type, str] = {
-    StochasticWeightAveraging: "the weights that it averages at the end would be in no checkpoint",
-    LearningRateFinder: "it needs a learning rate that is an attribute of the model: use torchcaps search",
-}
 
 # Learning rate of the features of a library's network, pretrained or not, as a part of the optimizer's.
 FEATURES_LR = {True: 0.1, False: 0.5}
-
-DEVICES = {  # what Lightning expects of the values that its errors name in code
-    "devices": "auto, or a number of at least 1, or, of GPUs, a list of their indices",
-    "accelerator": "auto, cpu, or one that this machine has",
-}
-
-LEAST = {  # numbers of the trainer that Lightning does not check
-    "accumulate_grad_batches": 1,
-    "check_val_every_n_epoch": 1,
-    "gradient_clip_val": 0,
-    "log_every_n_steps": 0,
-    "max_epochs": -1,
-    "min_epochs": 0,
-    "min_steps": 0,
-    "num_nodes": 1,
-    "num_sanity_val_steps": -1,
-    "reload_dataloaders_every_n_epochs": 0,
-}
 
 
 class Training:
@@ -113,6 +82,7 @@ class Training:
         best: the best checkpoint after `fit`, if the recipe keeps one.
     """
 
+    @quiet_lightning()
     def __init__(
         self,
         given: Values,
@@ -129,7 +99,7 @@ class Training:
             self.config = self.parser.parse_object(given.merged)
         except (ArgumentError, RecursionError) as error:
             raise given.refusal(error) from error
-        self._check_numbers()
+        check_trainer(self.config.seed_everything, self.config.trainer)
         seed = self.config.seed_everything  # True for any, False for none
         if seed is not False:
             self.config.seed_everything = seed_everything(None if seed is True else seed, workers=True)
@@ -144,6 +114,7 @@ class Training:
             said = innermost(error) or f"the training cannot be built: {type(error).__name__}"
             raise ValueError(said) from error  # without the lines that jsonargparse adds
 
+    @quiet_lightning()
     def fit(self) -> None:
         """Train to the end, and give the model the weights of the best checkpoint if the recipe keeps one.
 
@@ -181,6 +152,7 @@ class Training:
                     report.about["epoch"] = self.best_epoch
                 return
 
+    @quiet_lightning()
     def test(self) -> dict[str, float]:
         """Test the model, and return the metrics by name. What the report found is written into the checkpoint of this
         training that was tested."""
@@ -197,131 +169,29 @@ class Training:
 
     def _build(self) -> None:
         """Build the trainer, the model and the data."""
-        config = self.config.clone()
+        given, config = self.given, self.config.clone()
         for part in (config.data, config.model.network):
             if "init_args" not in part:
                 part.init_args = Namespace()  # of a class whose constructor takes no arguments
-        if self.given.smoke and "max_texts" in config.data.init_args and config.data.init_args.max_texts is None:
+        if given.smoke and "max_texts" in config.data.init_args and config.data.init_args.max_texts is None:
             config.data.init_args.max_texts = 8  # otherwise all texts would be embedded before the first step
-        if self.given.checkpoint is not None:  # its values are fitted to the data, and its weights follow
+        if given.checkpoint is not None:  # its values are fitted to the data, and its weights follow
             data = build_part(LabeledData, config.data)
             network = build_part(nn.Module, untrained(config.model.network.as_dict()))
-        elif (
-            import_name(config.data.class_path).network_arguments is LabeledData.network_arguments
-        ):  # published: recipes have all values
+        elif import_name(config.data.class_path).network_arguments is not LabeledData.network_arguments:  # one's own
+            data, network = _fitted_to_each_other(config.data, config.model)
+        else:
             data = build_part(LabeledData, config.data)
             network = build_part(nn.Module, config.model.network)
-        else:
-            data, network = _fitted_to_each_other(config.data, config.model)
         self.config, self.values = config, plain_values(config)
         built = self.parser.instantiate(_with_parts(config, data, network))
         self.model: Classifier = built.model.train()  # weights of the package come in evaluation mode
         self.datamodule = data
         self.trainer = self._trainer(built.trainer.as_dict())
-        self._check_shares()
-        self._check_classes()
-        self._check_optimizer()
-        self._check_callbacks()
-
-    def _check_numbers(self) -> None:
-        """Check the seed, and values of the trainer that Lightning does not check."""
-        seed, trainer = self.config.seed_everything, self.config.trainer
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"seed_everything must be from 0 to {2**32 - 1}, got {seed}")
-        for name in ("strategy", "plugins"):
-            if "deepspeed" in str(trainer[name]).lower():
-                raise ValueError(
-                    f"trainer.{name} cannot be DeepSpeed, whose checkpoints are folders that no command reads: use "
-                    "trainer.strategy ddp, or fsdp on GPUs"
-                )
-        known = [name for name in ("auto", *StrategyRegistry.available_strategies()) if "deepspeed" not in name]
-        if isinstance(trainer.strategy, str) and trainer.strategy not in known:
-            raise ValueError(f"trainer.strategy: there is no {trainer.strategy!r}{nearest(trainer.strategy, known)}")
-        if isinstance(trainer.max_time, str) and not re.fullmatch(r"\d+(:\d\d){3}", trainer.max_time.strip()):
-            raise ValueError(
-                "trainer.max_time must be days, hours, minutes and seconds, such as 00:01:30:00 for 90 minutes, "
-                f"got {trainer.max_time!r}"
-            )
-        for name, least in LEAST.items():
-            if trainer[name] is not None and not trainer[name] >= least:
-                raise ValueError(f"trainer.{name} must be at least {least}, got {trainer[name]}")
-        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches"):
-            value = trainer[name]
-            if value is not None and not 0 <= value <= (math.inf if isinstance(value, int) else 1):
-                raise ValueError(
-                    f"trainer.{name} must be a number of batches, or a fraction of them from 0.0 to 1.0, got {value}"
-                )
-        if trainer.limit_train_batches == 0:
-            raise ValueError("trainer.limit_train_batches must be above 0, got 0: to test alone, use `torchcaps test`")
-        if isinstance(trainer.val_check_interval, int | float) and not trainer.val_check_interval > 0:
-            raise ValueError(
-                "trainer.val_check_interval must be a number of batches, at least 1, or a fraction of an epoch, above "
-                f"0.0 and at most 1.0, got {trainer.val_check_interval}"
-            )
-
-    def _check_optimizer(self) -> None:
-        """Build the optimizer and the schedule once, so that wrong values are found before any data is read."""
-        try:
-            built = self.model.configure_optimizers()
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"model.optimizer or model.scheduler cannot be built: {one_line(error)}") from None
-        if isinstance(built, dict) and isinstance(built["lr_scheduler"]["scheduler"], ReduceLROnPlateau):
-            raise ValueError(
-                "model.scheduler cannot be ReduceLROnPlateau, which needs a metric: choose another schedule"
-            )
-        if isinstance(built, dict) and "max_lr" in built["optimizer"].param_groups[0]:
-            rates = {"model.features_lr"} if self.model.features_lr is not None else set()
-            rates |= {".".join(override.path) for override in self.given.overrides} & {"model.optimizer.lr"}
-            if rates:
-                raise ValueError(
-                    f"{' and '.join(sorted(rates))} cannot change anything: this model.scheduler sets all learning "
-                    "rates; give --model.scheduler.max_lr"
-                )
-
-    def _check_shares(self) -> None:
-        """Check that no share of the samples is asked for where a split has decided all parts."""
-        then, now = (own_arguments(values["data"]) for values in (self.given.recipe.config, self.values))
-        for override in self.given.overrides:
-            name = override.path[-1]
-            of_data = override.path[0] == "data" and name in ("val_share", "test_share")
-            if of_data and now.get("split") is not None and now.get(name) != then.get(name):
-                raise ValueError(
-                    f"--{'.'.join(override.path)} has no effect on the split of {now['split']}: leave it out"
-                )
-
-    def _check_callbacks(self) -> None:
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Report) and isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
-                raise ValueError(
-                    "trainer.callbacks cannot have Report in spawned processes, which keep what it finds to "
-                    "themselves: use trainer.strategy ddp"
-                )
-            if isinstance(callback, SpreadMargin):
-                callback.margin_of(self.model)
-            if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None:
-                raise ValueError(
-                    "ModelCheckpoint cannot have a dirpath: checkpoints lie in the folder of the run, where commands "
-                    "and resumed runs find them; leave it out"
-                )
-            for kind, why in UNUSABLE.items():
-                if isinstance(callback, kind):
-                    raise ValueError(f"trainer.callbacks cannot have {type(callback).__name__}: {why}")
-
-    def _check_classes(self) -> None:
-        data, classes = self.datamodule, self.model.classes
-        images = data.images if isinstance(data, EncodedImages) else data
-        some = isinstance(images, ImageNet)  # may have only some of the model's classes
-        with suppress(DataError):  # missing files are reported when the data is read
-            if not hasattr(data, "classes"):
-                raise ValueError(
-                    f"{type(data).__name__} is a base of data sets and has no data: choose a data set such as "
-                    "torchcaps.data.MNIST"
-                )
-            if data.classes > classes or (data.classes < classes and not some):
-                raise ValueError(
-                    f"{type(data).__name__} has {counted(data.classes, 'class', 'classes')}, but the model has "
-                    f"{classes}: set model.classes and the network's classes to {data.classes}, or choose other data"
-                )
+        check_shares(given, self.values)
+        check_classes(self.model, data)
+        check_optimizer(self.model, given.overrides)
+        check_callbacks(self.trainer, self.model)
 
     def _trainer(self, arguments: dict[str, Any]) -> Trainer:
         """Build the trainer of its arguments in the recipe, and the folder of its run if it writes one."""
@@ -336,12 +206,8 @@ class Training:
         plugins = [*(given if isinstance(given, list) else [given]), AtomicCheckpointIO(self._resumption)]
         try:
             return Trainer(**{**arguments, "callbacks": callbacks, "plugins": plugins})
-        except (TypeError, MisconfigurationException) as error:  # raised by the Trainer for a wrong value
-            said = str(error).replace("gpu backend", "gpu accelerator")
-            for name, expected in DEVICES.items():
-                if name in said:
-                    raise ValueError(f"trainer.{name} must be {expected}, got {arguments[name]!r}") from None
-            raise ValueError(said) from error
+        except (TypeError, MisconfigurationException) as error:  # for a wrong value
+            raise ValueError(str(error)) from error
 
     def _callbacks(self, arguments: dict[str, Any]) -> list[Any]:
         """Return the callbacks of the recipe, and those of every training."""

@@ -1,0 +1,118 @@
+"""A run as an object: found in each of its forms, used, and trained on."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from commands import TINY, call
+
+from torchcaps.deploy import save_pretrained
+from torchcaps.runs import Run
+from torchcaps.training import Training, Values
+
+IMAGES = torch.rand(3, 1, 8, 8)
+QUIET = {"trainer.enable_progress_bar": False, "trainer.accelerator": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A folder with one run of two epochs of two steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert call("train", "quickstart", "--runs", str(folder), "--trainer.max_epochs", "2", *TINY) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(runs) -> Run:
+    return Run.find("quickstart", runs=runs)
+
+
+@pytest.fixture(scope="module")
+def saved(found, tmp_path_factory) -> Path:
+    return save_pretrained(found, tmp_path_factory.mktemp("saved"))
+
+
+def test_every_source_gives_the_same_network(found, runs, saved, tmp_path, monkeypatch):
+    version, last = runs / "quickstart" / "version_0", runs / "quickstart" / "version_0" / "checkpoints" / "last.ckpt"
+    (tmp_path / "alone.ckpt").write_bytes(last.read_bytes())
+    downloads = []
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda name, revision, **_: downloads.append((name, revision)) or saved
+    )
+    monkeypatch.setenv("TORCHCAPS_RUNS", str(runs))
+    sources = ("quickstart", version, last, tmp_path / "alone.ckpt", saved, "hub:somebody/digits@warm")
+    for source in sources:
+        run = Run.find(source)
+        torch.testing.assert_close(run.probabilities(IMAGES), found.probabilities(IMAGES), rtol=0, atol=0)
+        assert run.values == found.values
+        assert (run.names, run.network_name) == ([str(digit) for digit in range(10)], "capsnet_digits")
+    assert downloads == [("somebody/digits", "warm")]
+    assert found.path == last
+    assert found.folder == version
+
+
+def test_what_is_built_is_built_once(found):
+    assert found.network() is found.network()
+    assert found.data() is found.data()
+    assert not found.network().training
+
+
+def test_curves(found, tmp_path):
+    assert found.curves()["accuracy"]["training"][0] == [1, 2]
+    (tmp_path / "alone.ckpt").write_bytes(found.path.read_bytes())
+    assert Run.find(tmp_path / "alone.ckpt").curves() == {}
+
+
+def test_a_run_goes_on_beside_the_one_before(found, runs):
+    training = found.training({"trainer.max_epochs": 3, **QUIET}, resume=True)
+    assert training.run_folder == runs / "quickstart" / "version_1"
+    training.fit()
+    last = Run.find("quickstart", "last", runs=runs)
+    assert last.folder == training.run_folder
+    assert (last.checkpoint.step, last.checkpoint.epoch) == (6, 2)
+    assert last.curves()["accuracy"]["training"][0] == [1, 2, 3]
+
+
+def test_a_run_is_tested(found, saved, runs):
+    metrics = found.training(QUIET).test()
+    assert Run.find(saved).training(QUIET).test() == metrics
+    assert len(list(runs.glob("quickstart/version_*"))) <= 2  # a test writes no run
+
+
+def test_values_for_a_training_of_its_own(found):
+    training = Training(found.fresh_values({"model.optimizer.lr": 0.5, **QUIET}))
+    assert training.values["model"]["optimizer"]["init_args"]["lr"] == 0.5
+    assert training.values["trainer"]["max_epochs"] == 2  # as in the run
+    state = training.model.network.state_dict()
+    assert not all(torch.equal(state[name], value) for name, value in found.checkpoint.network_state.items())
+
+
+def test_what_cannot_be(found, saved, runs, tmp_path):
+    with pytest.raises(ValueError, match="iterations = 3, and now it is 1: leave out what changes it"):
+        found.training({"model.network.iterations": 1})
+    with pytest.raises(ValueError, match="lr = 0.002, and now it is 0.5: leave out what changes it"):
+        found.training({"model.optimizer.lr": 0.5}, resume=True)
+    with pytest.raises(ValueError, match="has finished 2 epochs, and this training ends after 1"):
+        found.training({"trainer.max_epochs": 1}, resume=True)
+    with pytest.raises(ValueError, match="is a folder of `save_pretrained`, without the training: give a run or a che"):
+        Run.find(saved).training(resume=True)
+    with pytest.raises(ValueError, match="is no run with several checkpoints: leave out --ckpt_path best"):
+        Run.find(saved, "best")
+    with pytest.raises(ValueError, match="has no checkpoint of a run: give the folder of a run"):
+        Run.find(tmp_path)
+    with pytest.raises(ValueError, match="there is no 'max_epoch'; did you mean max_epochs"):
+        found.training({"trainer.max_epoch": 3})
+    assert len(list(runs.glob("quickstart/version_*"))) <= 2
+
+
+def test_values_are_merged_in_python_as_on_a_command_line():
+    from torchcaps.recipes import load_recipe
+    from torchcaps.training.overrides import read_overrides
+
+    tokens = ["--trainer.max_epochs", "3", "--model.optimizer.lr=0.5", "--trainer.callbacks+=EarlyStopping"]
+    tokens += ["--trainer.callbacks.monitor", "train/loss"]
+    changes = {"trainer.max_epochs": 3, "model.optimizer.lr": 0.5}
+    changes["trainer.callbacks"] = [{"class_path": "EarlyStopping", "init_args": {"monitor": "train/loss"}}]
+    recipe = load_recipe("quickstart")
+    by_tokens, by_names = Training(Values.of(recipe, read_overrides(tokens))), Training(Values.of(recipe, changes))
+    assert by_tokens.values == by_names.values
