@@ -1,10 +1,12 @@
 """Runs: what trainings have left, found, read and used again.
 
-run.py           the run
-checkpoint.py    its files, read once and checked
-places.py        where they lie, and which is meant
-hub.py           folders of `save_pretrained` on the Hugging Face Hub
-comparison.py    what a training that is built of a run may change
+The files, from the outside in:
+
+    run.py           the run
+    places.py        where its files lie, and which is meant
+    hub.py           folders of `save_pretrained` on the Hugging Face Hub
+    checkpoint.py    a file, read once and checked
+    comparison.py    what a training that is built of a run may change
 """
 
 from torchcaps.utils.extras import check_installed

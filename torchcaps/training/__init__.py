@@ -1,13 +1,19 @@
 """Training with Lightning: the trainings of recipes, the module that all of them train, and callbacks to name there.
 
-values.py                     all values of a training: a recipe's, changed by options
-overrides.py                  the options, as they are given and as they change values
-names.py, signatures.py       which classes and arguments the values may name
-errors.py                     one line for what is wrong with them
-build.py, parts.py            trainer, model and data, built of the values
-checkpoints.py                how checkpoints are saved, and resumed
-report.py, curves.py          what a training came to
-trainer.py, progress.py, alive.py, monitors.py   the trainer, and what it says while it runs
+In the order in which a value given as an option passes them:
+
+    overrides.py                  options that change values of a recipe, as they are given
+    values.py                     all values of a training: the recipe's, changed by the options
+    names.py, signatures.py       which classes and arguments the values may name
+    build.py, parts.py, checks.py trainer, model and data, built of the values
+    classifier.py                 the model: network, loss, optimizer, metrics
+
+Beside them:
+
+    errors.py                     one line for what is wrong with a value
+    checkpoints.py                how checkpoints are saved, and resumed
+    report.py, curves.py          what a training came to
+    trainer.py, progress.py, alive.py, monitors.py   the trainer, and what it says while it runs
 """
 
 from torchcaps.utils.extras import check_installed
