@@ -72,13 +72,13 @@ def attack(
 
 def distances(network: nn.Module, images: Tensor) -> Tensor:
     """Return the distance of each image to its reconstruction from the capsule of the highest score."""
-    found = []
+    lengths = []
     for batch in images.split(BATCH):
         prediction = predict(network, batch)
         assert prediction.capsules is not None
         drawn = reconstructed(network, prediction.capsules, prediction.evidence.argmax(1))
-        found.append((drawn.cpu() - batch).flatten(1).norm(dim=1))
-    return torch.cat(found)
+        lengths.append((drawn.cpu() - batch).flatten(1).norm(dim=1))
+    return torch.cat(lengths)
 
 
 def run(subject: Subject) -> Outcome:

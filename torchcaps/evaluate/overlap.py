@@ -36,8 +36,8 @@ def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
     images, labels = subject.images, subject.labels
     if labels.dim() == 2:
-        name, found = "its own test: all classes have the highest scores", subject.accuracy(images)
-        return Outcome({f"{name} (%)": found}, {"": Curve("", "share of images (%)", [(name, found)])})
+        name, accuracy = "its own test: all classes have the highest scores", subject.accuracy(images)
+        return Outcome({f"{name} (%)": accuracy}, {"": Curve("", "share of images (%)", [(name, accuracy)])})
     if not on_black(images):
         raise DoesNotApply("the images are not gray on black, so that two cannot be added")
     both, classes = pairs(images, labels, subject.generator())

@@ -59,8 +59,8 @@ def gradient_norms(subject: Subject, layers: dict[str, nn.Module]) -> dict[str, 
     for images, labels in batches:
         with evaluating(subject.network), torch.enable_grad():
             scores = scores_of(subject.network, images)
-            found = torch.autograd.grad(subject.loss(scores, labels.to(scores.device)), learned, allow_unused=True)
-        slopes = {id(w): 0.0 if g is None else float(g.square().sum()) for w, g in zip(learned, found, strict=True)}
+            gradients = torch.autograd.grad(subject.loss(scores, labels.to(scores.device)), learned, allow_unused=True)
+        slopes = {id(w): 0.0 if g is None else float(g.square().sum()) for w, g in zip(learned, gradients, strict=True)}
         for name, own in weights.items():
             size, slope = sum(float(w.detach().square().sum()) for w in own), sum(slopes.get(id(w), 0.0) for w in own)
             norms[name] += (slope / size) ** 0.5 / len(batches) if size else 0.0

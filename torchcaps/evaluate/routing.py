@@ -60,9 +60,9 @@ class ChangedVotes(StoredVotes):
         self.source, self.change = votes, change
 
     def coefficients(self, agreement: Any, softmax: Any = "parents", leaky: bool = False) -> Tensor:
-        found = at_least_float32(self.source.coefficients(agreement, softmax, leaky))
+        coefficients = at_least_float32(self.source.coefficients(agreement, softmax, leaky))
         absent = None if self.gates is None or softmax == "parents" else self.gates == 0
-        return self.change(found, softmax == "parents", absent)
+        return self.change(coefficients, softmax == "parents", absent)
 
     def capsules(self, *args: Any) -> Any:
         return self.source.capsules(*args)
@@ -104,8 +104,8 @@ def changes(generator: torch.Generator) -> dict[str, Change]:
         if absent is None:
             return x.gather(dim, keys.argsort(dim))
         places = absent.unsqueeze(2).expand_as(x)  # those of present children come first, in their order
-        found = x.gather(dim, keys.masked_fill(places, 2).argsort(dim))
-        return torch.zeros_like(x).scatter(dim, places.byte().argsort(dim=dim, stable=True), found)
+        of_present = x.gather(dim, keys.masked_fill(places, 2).argsort(dim))
+        return torch.zeros_like(x).scatter(dim, places.byte().argsort(dim=dim, stable=True), of_present)
 
     def of_another(x: Tensor, over_parents: bool, absent: Tensor | None) -> Tensor:
         return x.roll(len(x) // 2, 0)  # half of an even number of images: windows are samples of their own

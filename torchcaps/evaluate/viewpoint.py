@@ -19,7 +19,7 @@ from torchcaps.evaluate.subject import Curve, DoesNotApply, Outcome, Protocol, S
 from torchcaps.explain.poses import DEGREES
 from torchcaps.measures.accuracy import is_right
 
-MOST = 4000  # images of one kind of viewpoint
+MAX_PAIRS = 4000  # images of one kind of viewpoint
 
 
 def run(subject: Subject) -> Outcome:
@@ -45,7 +45,7 @@ def run(subject: Subject) -> Outcome:
     for name, chosen in kinds.items():
         subject.progress(f"viewpoint: {name}")
         indices = chosen.nonzero()[:, 0]
-        indices = indices[torch.randperm(len(indices), generator=subject.generator())[:MOST]].sort().values
+        indices = indices[torch.randperm(len(indices), generator=subject.generator())[:MAX_PAIRS]].sort().values
         for some in indices.split(100):
             images, labels = pairs.__getitems__(some.tolist())
             hits[some] = 100.0 * is_right(subject.scores(everything.center(images)), labels)

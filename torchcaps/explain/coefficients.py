@@ -68,13 +68,13 @@ def sharpening(network: nn.Module, batches: Iterable[Inputs]) -> dict[str, Sharp
             kept = votes.gates > 0
         even = _even(votes, entropy)
         columns = spread[kept], entropy[kept], even.exp()[kept], even[kept]
-        found = torch.stack([kept.sum().double(), *(column.double().sum() for column in columns)]).cpu()
+        batch_sums = torch.stack([kept.sum().double(), *(column.double().sum() for column in columns)]).cpu()
         index = 0 if iteration.t == 0 else place.get(name, 0)  # a network may run a layer several times
         place[name] = index + 1
         so_far = sums.setdefault(name, [])
         if index == len(so_far):
             so_far.append(torch.zeros(5, dtype=torch.float64))
-        so_far[index] += found
+        so_far[index] += batch_sums
 
     with watching(network, see):
         for inputs in batches:

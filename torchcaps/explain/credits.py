@@ -187,7 +187,7 @@ def _top(run: Recording, own: Shares, prediction: Prediction) -> Tensor:
 
 @checked
 def parse_tree(
-    found: Credit,
+    credits: Credit,
     sample: CountOrZero,
     class_: CountOrZero,
     widest: Count = 4,
@@ -198,18 +198,18 @@ def parse_tree(
     The capsules at one position of a grid, one of each type, are one part.
 
     Args:
-        found: result of :func:`credit`.
+        credits: result of :func:`credit`.
         sample: index of the sample in the batch.
         class_: the class.
         widest: largest number of parts that a part has in the tree.
         groups: children of the layer next to the input that are one part each, such as the tokens of a word; None if
             these children lie on a grid, or if each is a part of its own.
     """
-    samples, classes = found.top.shape[:2]
+    samples, classes = credits.top.shape[:2]
     for name, value, count in (("sample", sample, samples), ("class_", class_, classes)):
         if value >= count:
             raise ValueError(f"{name} must be from 0 to {count - 1}, got {value}")
-    own = [_of_sample(layer.own, sample) for layer in found.layers]
+    own = [_of_sample(layer.own, sample) for layer in credits.layers]
 
     def strand(level: int, place: tuple[int, ...], shares: Tensor) -> Strand:
         """Return a part with its strongest parts. `shares` are those of its capsules in the class, zero for those of
@@ -238,8 +238,8 @@ def parse_tree(
             strands.append(strand(level, place, shares * mask))
         return tuple(strands), max(0.0, float(shares.sum()) - sum(strand.share for strand in strands))
 
-    top = found.top[sample, class_]
-    if tuple(top.shape) == (classes,) and found.top[sample].equal(torch.eye(classes).to(top)):  # parents are classes
+    top = credits.top[sample, class_]
+    if tuple(top.shape) == (classes,) and credits.top[sample].equal(torch.eye(classes).to(top)):  # parents are classes
         return strand(len(own), (class_,), top)
     strands, rest = strongest(len(own), top)
     return Strand(len(own) + 1, (class_,), 1.0, rest, strands)

@@ -14,7 +14,7 @@ from torchcaps.nn import CapsuleStack, RoutingPool2d
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.utils.arguments import checked
 
-LEAST = 1e-4  # activation below which a capsule is not there
+ABSENT_BELOW = 1e-4  # activation below which a capsule is not there
 CHANGE = 1e-6  # range, as a part of the largest number, up to which numbers stay the same
 
 
@@ -134,5 +134,5 @@ def _share(range_: Tensor | None) -> float | None:
     changes, sizes = range_[1] - range_[0], range_.abs().amax(0)
     pose, activation = slice(-1), slice(-1, None)
     same_pose, same_activation = (changes[:, x].amax(-1) <= CHANGE * sizes[:, x].amax(-1) for x in (pose, activation))
-    dead = (range_[1, :, -1] < LEAST) | (same_pose & same_activation)
+    dead = (range_[1, :, -1] < ABSENT_BELOW) | (same_pose & same_activation)
     return float(dead.double().mean())

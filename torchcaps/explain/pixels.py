@@ -77,12 +77,12 @@ def places(network: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, P
             return {}
         sides = [_side(grid, noise, axis) for axis in (0, 1)]
     offset, step, window = zip(*sides, strict=True)
-    found = {chain[0][0].name: Places(offset, step, window)}
+    by_layer = {chain[0][0].name: Places(offset, step, window)}
     for (run, own), (above, _) in itertools.pairwise(chain):
         if own.windows is None:
             break
-        found[above.name] = _composed(found[run.name], own.windows)
-    return found
+        by_layer[above.name] = _composed(by_layer[run.name], own.windows)
+    return by_layer
 
 
 def _composed(seen: Places, windows: tuple[tuple[int, int], ...]) -> Places:
@@ -144,15 +144,15 @@ def heat(network: nn.Module, images: FloatTensor) -> dict[str, Tensor]:
     Raises:
         ValueError: the network runs no capsule layer.
     """
-    found = credit(network, images)
+    credits = credit(network, images)
     channels, height, width = images.shape[1:]
-    return heat_of(found, places(network, (channels, height, width)), (height, width))
+    return heat_of(credits, places(network, (channels, height, width)), (height, width))
 
 
 @checked
-def heat_of(found: Credit, seen: dict[str, Places], size: tuple[int, int]) -> dict[str, Tensor]:
+def heat_of(credits: Credit, seen: dict[str, Places], size: tuple[int, int]) -> dict[str, Tensor]:
     """Return the maps of :func:`heat` for a credit that is there already, over images of this size."""
-    return {layer.name: _over_pixels(layer, seen[layer.name], size) for layer in found.layers if layer.name in seen}
+    return {layer.name: _over_pixels(layer, seen[layer.name], size) for layer in credits.layers if layer.name in seen}
 
 
 def _over_pixels(layer: LayerCredit, seen: Places, size: tuple[int, int]) -> Tensor:
@@ -186,17 +186,17 @@ def credit_figure(network: nn.Module, images: FloatTensor, labels: Tensor, names
     """
     if not len(images):
         raise ValueError("expected one image or more, got none")
-    found = credit(network, images)
+    credits = credit(network, images)
     size = images.shape[2], images.shape[3]
-    maps = heat_of(found, places(network, (images.shape[1], *size)), size)
+    maps = heat_of(credits, places(network, (images.shape[1], *size)), size)
     if not maps:
         raise ValueError(f"{type(network).__name__} has no capsule layer whose children lie on a grid: nothing to draw")
-    scores = found.prediction.evidence
+    scores = credits.prediction.evidence
     called = [textwrap.fill(names[k] if k < len(names) else f"class {k}", WIDTH) for k in range(scores.shape[1])]
     layers = {name.replace(".", ".\n"): x.cpu() for name, x in maps.items()}
     if len(images) == 1:
         classes = scores[0].topk(min(CLASSES, len(called))).indices.sort().values.tolist()
-        word = "score" if kind_of_scores(found.prediction) == "logits" else "activation"
+        word = "score" if kind_of_scores(credits.prediction) == "logits" else "activation"
         titles = [f"input:\n{called[int(labels[0])]}", *(f"{called[k]}\n{scores[0, k]:.2f}" for k in classes)]
         bold = [{"fontweight": "bold" if k == scores[0].argmax() else "normal"} for k in classes]
         shown = {name: list(x[0, classes]) for name, x in layers.items()}

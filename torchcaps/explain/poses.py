@@ -115,13 +115,13 @@ def pose_trajectories(network: nn.Module, data: StereoData, varying: Angle) -> P
         poses.append(vectors[torch.arange(len(classes)), classes])
         right.append(prediction.evidence.argmax(1).cpu() == classes)
     shape = len(toys), len(grid[varying])
-    found = torch.cat(poses).unflatten(0, shape)
-    if not found.isfinite().all():
+    followed = torch.cat(poses).unflatten(0, shape)
+    if not followed.isfinite().all():
         raise ValueError("class capsules have poses that are not finite: look at the training's loss")
     first, each = DEGREES[varying]
     angles = first + each * torch.tensor(grid[varying])
     fixed = ", ".join(_spelled(name, value) for name, value in held.items())
-    return PoseTrajectories(varying, fixed, angles, found, toys[:, 0], toys[:, 1], torch.cat(right).view(shape))
+    return PoseTrajectories(varying, fixed, angles, followed, toys[:, 0], toys[:, 1], torch.cat(right).view(shape))
 
 
 @checked
@@ -168,13 +168,13 @@ def _sequences(data: StereoData, varying: Angle, steps: list[int], held: dict[st
     indices = []
     for category, instance in toys.tolist():
         for step in steps:
-            found = places.get((category, instance, step), [])
-            if len(found) != 1:
+            hits = places.get((category, instance, step), [])
+            if len(hits) != 1:
                 pose = ", ".join(f"{name} {value}" for name, value in {varying: step, **held}.items())
                 raise ValueError(
-                    f"expected one test image of category {category}, instance {instance} at {pose}, found {len(found)}"
+                    f"expected one test image of category {category}, instance {instance} at {pose}, found {len(hits)}"
                 )
-            indices += found
+            indices += hits
     return toys, indices
 
 

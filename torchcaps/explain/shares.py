@@ -51,7 +51,7 @@ class Shares(NamedTuple):
         if self.groups:  # a group is a sample of its own
             credit = credit.unflatten(2, (self.groups, -1)).transpose(1, 2).flatten(0, 1)
         if self.windows is None:
-            found = torch.einsum("bij,bkj->bki", self.table, credit.flatten(2))
+            handed_on = torch.einsum("bij,bkj->bki", self.table, credit.flatten(2))
         else:
             rows, columns = self.table.shape[1:3]
             own = credit.reshape(len(self.table), classes, -1, rows, columns)
@@ -62,10 +62,10 @@ class Shares(NamedTuple):
             patches = in_windows.flatten(5).flatten(2, 4).flatten(0, 1)
             size = self.children[-2:] if len(self.children) == 3 else (1, self.children[-1])
             kernel, dilation, padding, stride = self.windows
-            found = F.fold(patches, size, kernel, dilation, padding, stride).unflatten(0, (-1, classes))
+            handed_on = F.fold(patches, size, kernel, dilation, padding, stride).unflatten(0, (-1, classes))
         if self.groups:
-            found = found.flatten(2).unflatten(0, (batch, self.groups)).transpose(1, 2)
-        return found.reshape(batch, classes, *self.children)
+            handed_on = handed_on.flatten(2).unflatten(0, (batch, self.groups)).transpose(1, 2)
+        return handed_on.reshape(batch, classes, *self.children)
 
     def evenly(self) -> "Shares":
         """Return what the shares would be if all children that are present contributed alike."""

@@ -50,8 +50,8 @@ class LoadedEncoder(Encoder):
         """
         model, tokenizer = self._load()
         (ids,), _ = self._tokenized([text], model, tokenizer)
-        found = model(input_ids=torch.tensor([ids], device=model.device), output_hidden_states=True).hidden_states
-        return torch.stack(found, 2).half().cpu(), torch.ones(1, len(ids))
+        states = model(input_ids=torch.tensor([ids], device=model.device), output_hidden_states=True).hidden_states
+        return torch.stack(states, 2).half().cpu(), torch.ones(1, len(ids))
 
     def _load(self) -> tuple[Any, Any]:
         if self._loaded is None:

@@ -110,7 +110,8 @@ class Looking:
 
 def _part(name: str, script: str, **properties: Any) -> gr.HTML:
     """Return a part of the page that scripts draw, in the style of the page."""
-    # Gradio runs what it fills into a template as JavaScript. Texts are properties, of which scripts make text nodes.
+    # Gradio runs what it fills into a template as JavaScript. Texts are passed as properties; scripts make
+    # text nodes of them.
     return gr.HTML(
         html_template="",
         css_template=read("parts.css").replace(":root", "&", 1) + DARK,

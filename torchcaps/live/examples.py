@@ -11,7 +11,7 @@ from torchcaps.data.order import evenly_chosen
 from torchcaps.explain.page import Samples, samples_of
 from torchcaps.utils.arguments import checked
 
-MOST = 10
+MAX_IMAGES = 10
 SEARCHED, AT_ONCE = 640, 32  # images that are searched for one of each class
 
 
@@ -32,11 +32,11 @@ def test_images(data: ImageData) -> Samples | None:
             for index, image, label in zip(indices, *here.samples("test", indices), strict=True):
                 key = (int(label),) if label.dim() == 0 else tuple(label.nonzero().flatten().tolist())
                 first.setdefault(key, (index, image, label))
-            if len(first) >= min(MOST, here.classes):
+            if len(first) >= min(MAX_IMAGES, here.classes):
                 break
     except (DataError, OSError):
         return None
-    keys = sorted(first)[:MOST]
+    keys = sorted(first)[:MAX_IMAGES]
     titles = ["test image: " + " and ".join(here.names[label] for label in key) for key in keys]
     places, images, labels = zip(*(first[key] for key in keys), strict=True)
     if isinstance(here, ImageFolder):

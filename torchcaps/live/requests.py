@@ -19,7 +19,7 @@ from torchcaps.utils.checks import one_line
 
 JOIN, DATA = "/gradio_api/queue/join", "/gradio_api/queue/data"
 # The page, and what lies in the folders of Gradio's scripts; no part of a path begins with a dot.
-FILES = re.compile(r"/|/theme\.css|/favicon\.ico|/manifest\.json|/(assets|static)(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
+FILE_PATHS = re.compile(r"/|/theme\.css|/favicon\.ico|/manifest\.json|/(assets|static)(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 HEADERS = {b"host", b"accept-encoding", b"if-none-match", b"if-modified-since"}  # that Gradio gets
 
 KEYS = {"data", "event_data", "fn_index", "trigger_id", "session_hash"}
@@ -72,7 +72,7 @@ class OnlyThePage:
         method = "POST" if path == JOIN else "GET"
         response: ASGIApp
         try:
-            if path not in (JOIN, DATA) and not FILES.fullmatch(path):
+            if path not in (JOIN, DATA) and not FILE_PATHS.fullmatch(path):
                 raise HTTPException(404, "not found: open the page at /")
             if scope["method"] != method:
                 raise HTTPException(405, f"expected {method}", {"Allow": method})

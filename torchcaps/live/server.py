@@ -54,10 +54,10 @@ class OnlyHere:
 
         async def with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
-                found = MutableHeaders(scope=message)
-                found["Content-Security-Policy"] = POLICY
-                found["Referrer-Policy"] = "no-referrer"
-                found["X-Content-Type-Options"] = "nosniff"
+                headers = MutableHeaders(scope=message)
+                headers["Content-Security-Policy"] = POLICY
+                headers["Referrer-Policy"] = "no-referrer"
+                headers["X-Content-Type-Options"] = "nosniff"
             await send(message)
 
         await self.app(scope, receive, with_policy)

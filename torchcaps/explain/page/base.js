@@ -69,7 +69,7 @@ function replaceContent(element, ...children) {
   if (key) element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
 }
 
-/** Let the arrow keys move the focus among buttons of which one is in the tab order; "chosen" gets its index. */
+/** Let the arrow keys move the focus among buttons; one of them is in the tab order; "chosen" gets its index. */
 function arrowKeys(buttons, start, chosen) {
   buttons.forEach((button, index) => {
     button.tabIndex = index === start ? 0 : -1;

@@ -113,8 +113,8 @@ function drawLines(svg, lines, { atX, atY }) {
 }
 
 /** Write names at the ends of lines; where they would cover each other they move apart, and thin lines lead to them. */
-function nameEnds(svg, found, { right, bottom }) {
-  const sorted = found.map((end) => ({ ...end, y: end.from })).sort((a, b) => a.y - b.y);
+function nameEnds(svg, ends, { right, bottom }) {
+  const sorted = ends.map((end) => ({ ...end, y: end.from })).sort((a, b) => a.y - b.y);
   sorted.forEach((end, place) => { if (place) end.y = Math.max(end.y, sorted[place - 1].y + CHART.row); });
   let below = bottom + 4 + CHART.row;
   for (const end of sorted.reverse()) {

@@ -59,12 +59,12 @@ def example(
         shown["image"] = picture(inputs[0], SIDE)
         _add_images(shown, network, prediction, inputs, samples.dark)
     with suppress(NoCapsules):
-        found = credit(network, inputs)
+        credits = credit(network, inputs)
         if isinstance(inputs, Tensor):
             kept = set(scores.topk(min(SHOWN, len(scores))).indices.tolist()) | ({label} - {None})
-            _add_maps(shown, found, seen, (inputs.shape[2], inputs.shape[3]), kept, samples.names)
+            _add_maps(shown, credits, seen, (inputs.shape[2], inputs.shape[3]), kept, samples.names)
         else:
-            _add_words(shown, found, samples.words[index], samples.names, inputs[0].shape[2])
+            _add_words(shown, credits, samples.words[index], samples.names, inputs[0].shape[2])
     return shown
 
 
@@ -106,7 +106,7 @@ def _transformed(network: nn.Module, image: Tensor, predicted: int, name: Any, d
 
 def _add_maps(
     shown: dict[str, Any],
-    found: Credit,
+    credits: Credit,
     seen: dict[str, Places],
     size: tuple[int, int],
     kept: set[int | None],
@@ -115,24 +115,24 @@ def _add_maps(
     """Add maps and parse trees of the classes that are kept."""
     shown["maps"] = []
     smaller = min(1.0, LARGEST_MAP / max(size))
-    for name, values in heat_of(found, seen, size).items():
+    for name, values in heat_of(credits, seen, size).items():
         resized = interpolate(values, scale_factor=smaller, mode="area") if smaller < 1 else values
-        layer = next(layer for layer in found.layers if layer.name == name)
+        layer = next(layer for layer in credits.layers if layer.name == name)
         maps = encoded_maps(name, resized[0].clamp_min(0), layer.shares[0].sum(1), layer.even[0].sum(1))
         maps["maps"] = [text if k in kept else "" for k, text in enumerate(maps["maps"])]
         shown["maps"].append(maps)
 
     def describe(strand: Strand) -> dict[str, Any]:
         """Return the name of a part, and the window of its capsules in the image."""
-        is_child = strand.layer < len(found.layers)
-        layer = found.layers[strand.layer if is_child else -1]  # or a parent of the last layer, if that is no class
+        is_child = strand.layer < len(credits.layers)
+        layer = credits.layers[strand.layer if is_child else -1]  # or a parent of the last layer, if that is no class
         part: dict[str, Any] = {"name": _place_name(layer, strand.place, is_child)}
         if is_child and layer.name in seen and len(strand.place) == 2:
             part["box"] = seen[layer.name].box(*strand.place, size)
         return part
 
     shown["trees"] = [
-        _tree(parse_tree(found, 0, k), name, describe) if k in kept else {"name": name, "share": 1.0}
+        _tree(parse_tree(credits, 0, k), name, describe) if k in kept else {"name": name, "share": 1.0}
         for k, name in enumerate(names)
     ]
 
@@ -145,9 +145,9 @@ def _place_name(layer: LayerCredit, place: tuple[int, ...], is_child: bool) -> s
     return f"{'position' if is_child and len(layer.own.children) == 2 else kind} {place[0] + 1}"
 
 
-def _add_words(shown: dict[str, Any], found: Credit, words: list[Word], names: list[str], layers: int) -> None:
+def _add_words(shown: dict[str, Any], credits: Credit, words: list[Word], names: list[str], layers: int) -> None:
     """Add the shares of words: the first capsules are the tokens of the text in each layer of its encoder."""
-    first = found.layers[0]
+    first = credits.layers[0]
     shown["words"] = [word.text for word in words]
     shown["word_shares"] = word_shares(words, first.shares, layers)[0]
     shown["word_even"] = word_shares(words, first.even, layers)[0, 0]
@@ -156,7 +156,7 @@ def _add_words(shown: dict[str, Any], found: Credit, words: list[Word], names: l
     def describe(strand: Strand) -> dict[str, Any]:
         return {"name": words[strand.place[0]].text if strand.layer == 0 else f"part {strand.place[0] + 1}"}
 
-    shown["trees"] = [_tree(parse_tree(found, 0, k, groups=groups), name, describe) for k, name in enumerate(names)]
+    shown["trees"] = [_tree(parse_tree(credits, 0, k, groups=groups), name, describe) for k, name in enumerate(names)]
 
 
 def _tree(strand: Strand, name: str, describe: Callable[[Strand], dict[str, Any]]) -> Any:

@@ -72,9 +72,9 @@ function legend(peak) {
 }
 
 function tickAt(place, text) {
-  const found = make("span", { class: place === 1 ? "tick last" : place === 0 ? "tick first" : "tick" }, text);
-  found.style.left = `${100 * place}%`;
-  return found;
+  const tick = make("span", { class: place === 1 ? "tick last" : place === 0 ? "tick first" : "tick" }, text);
+  tick.style.left = `${100 * place}%`;
+  return tick;
 }
 
 /** The input with outlines around parts; outline(list of { box, strong }) draws them anew. */
@@ -89,8 +89,8 @@ function outlinedCanvas(image, name) {
     }
     for (const part of boxes) drawBox(context, image, part, width, height);
   }, "outlined");
-  const outline = (found) => {
-    boxes = found;
+  const outline = (parts) => {
+    boxes = parts;
     drawn.redraw();
   };
   return { element: drawn.element, outline };

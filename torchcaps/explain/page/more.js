@@ -45,17 +45,17 @@ function sharpeningSection(view) {
   const lead = "Routing is how parts (children) choose the wholes (parents) that they belong to. It goes round a few "
     + "times, and each time the coefficients, which say how much of a child goes where, fit a little better. The lower "
     + "a line falls, the more clearly the layer chooses.";
-  const charts = sharpening.filter((found) => found.effective.length > 1).map(sharpeningChart);
+  const charts = sharpening.filter((layer) => layer.effective.length > 1).map(sharpeningChart);
   return { lead,
-    parts: [make("ul", { class: "sentences" }, sharpening.map((found) => make("li", {}, sharpened(found)))),
+    parts: [make("ul", { class: "sentences" }, sharpening.map((layer) => make("li", {}, sharpened(layer)))),
     charts.length ? make("div", { class: "charts" }, charts) : null] };
 }
 
-function sharpeningChart(found) {
-  const x = found.effective.map((_, index) => index + 1);
-  return lineChart({ name: found.layer, x: "iteration", y: `${found.over} that a coefficient is spread over`, whole: true,
-    yRange: [0], level: { value: found.uniform, name: "uniform" }, lines: [{ name: "routing", x, y: found.effective }],
-    description: sharpened(found) }).element;
+function sharpeningChart(layer) {
+  const x = layer.effective.map((_, index) => index + 1);
+  return lineChart({ name: layer.layer, x: "iteration", y: `${layer.over} that a coefficient is spread over`, whole: true,
+    yRange: [0], level: { value: layer.uniform, name: "uniform" }, lines: [{ name: "routing", x, y: layer.effective }],
+    description: sharpened(layer) }).element;
 }
 
 function honestSection(view) {

@@ -83,7 +83,7 @@ function restOf(change) {
 /** Scores or activations over the change; the true class and those that are ever ahead have names. */
 function scoresChart(view, { values, unit, scores }) {
   const { label, predicted } = view.example;
-  const ahead = scores.map((found) => largest(found, 1)[0]);
+  const ahead = scores.map((classes) => largest(classes, 1)[0]);
   const shown = [...new Set([label ?? predicted, predicted, ...ahead])].slice(0, MOST_LINES);
   const changes = ahead.filter((index, place) => place && index !== ahead[place - 1]).length;
   const word = scoreName(view);
@@ -95,8 +95,8 @@ function scoresChart(view, { values, unit, scores }) {
 
 function posesChart({ values, unit, poses }) {
   const spread = poses[0].map((_, dimension) => {
-    const found = poses.map((pose) => pose[dimension]);
-    return Math.max(...found) - Math.min(...found);
+    const numbers = poses.map((pose) => pose[dimension]);
+    return Math.max(...numbers) - Math.min(...numbers);
   });
   const shown = largest(spread, MOST_LINES);
   return lineChart({ name: "The numbers of the vector", x: unit, y: "value",

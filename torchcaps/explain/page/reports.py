@@ -32,7 +32,7 @@ from torchcaps.utils.checks import counted, percent
 VOTES = 2**29  # entries of votes that may be computed for these statistics
 AT_ONCE = 2**24  # coefficients of a batch
 COMPARED = 16  # images whose maps are compared with those of a control
-DRAWN = 3  # of which are drawn
+DRAWN = 3  # how many of these are drawn
 OVERLAPS = 5
 RIGHT, WRONG = 10, 3  # examples: the first of each class, and mistakes
 
@@ -55,7 +55,7 @@ def report(
     states: Sequence[tuple[str, Callable[[], None]]] = (),
     temperature: Positive | None = None,
     shuffled: nn.Module | None = None,
-    say: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Return the content of a page about a network.
 
@@ -72,24 +72,24 @@ def report(
         temperature: number by which scores are divided before the softmax, so that probabilities are calibrated; None
             if it is not known.
         shuffled: the same network, trained with shuffled labels, whose maps are drawn beside.
-        say: function that is told what is computed, for long work.
+        progress: function that is told what is computed, for long work.
 
     Raises:
         ValueError: the network's scores are NaN or infinite.
     """
-    say = say or (lambda text: None)
+    progress = progress or (lambda text: None)
     kept: list[int] = []
     snapshots: list[dict[str, Any]] = []
     for label, load in states or [("", lambda: None)]:
         load()
-        say(f"{label or 'network'}: scores of {counted(len(samples), 'sample')}")
+        progress(f"{label or 'network'}: scores of {counted(len(samples), 'sample')}")
         scores = _scores(network, samples)
         names = [f"class {label}" for label in range(len(samples.names), scores.shape[1])]  # of the network alone
         samples = replace(samples, names=[*samples.names, *names])
         fewer = len(states) > 1 and samples.labels is not None
         kept = kept or _chosen(samples, scores)[: 4 if fewer else None]
-        found = None if samples.labels is None else _share_right(scores, samples.labels)
-        snapshots.append(_snapshot(network, samples, label, found, kept, temperature, shuffled, say))
+        accuracy = None if samples.labels is None else _share_right(scores, samples.labels)
+        snapshots.append(_snapshot(network, samples, label, accuracy, kept, temperature, shuffled, progress))
         if samples.labels is not None and samples.labels.dim() == 1:
             snapshots[-1]["balanced"] = balanced_accuracy(is_right(scores, samples.labels), samples.labels)
     confusion = None
@@ -145,29 +145,29 @@ def _snapshot(
     network: nn.Module,
     samples: Samples,
     label: str,
-    found: float | None,
+    accuracy: float | None,
     chosen: list[int],
     temperature: float | None,
     shuffled: nn.Module | None,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> dict[str, Any]:
     runs = _runs(network, samples)
     seen = places(network, samples.image_shape) if samples.are_images else {}
-    say(f"{label or 'network'}: {counted(len(chosen), 'example')}")
+    progress(f"{label or 'network'}: {counted(len(chosen), 'example')}")
     examples = [example(network, samples, index, seen, temperature) for index in chosen]
     controls: list[dict[str, Any]] = []
     sharp: list[dict[str, Any]] = []
     if runs:
-        say(f"{label or 'network'}: coefficients and controls")
+        progress(f"{label or 'network'}: coefficients and controls")
         few = _few(runs, samples)
         layers = sharpening(network, [inputs for inputs, _ in few])
         sharp = [{"layer": name, **values._asdict()} for name, values in layers.items()]
-        controls = list(_controls(network, samples, few, found, seen, shuffled))
+        controls = list(_controls(network, samples, few, accuracy, seen, shuffled))
     return {
         "label": label,
-        "accuracy": found,
+        "accuracy": accuracy,
         "balanced": None,
-        "tested": 0 if found is None else len(samples),
+        "tested": 0 if accuracy is None else len(samples),
         "sharpening": sharp,
         "examples": examples,
         "overlaps": _overlaps(network, samples),
@@ -215,17 +215,17 @@ def _controls(
     network: nn.Module,
     samples: Samples,
     few: list[tuple[Any, Tensor]],
-    found: float | None,
+    accuracy: float | None,
     seen: dict[str, Places],
     shuffled: nn.Module | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the controls: numbers and pictures with random weights, shuffled labels or uniform routing."""
-    if routing_layers(network) and found is not None and samples.labels is not None:
+    if routing_layers(network) and accuracy is not None and samples.labels is not None:
         with uniform_coefficients(network):
             uniform = _share_right(_scores(network, samples), samples.labels)
         yield {
             "name": "Uniform coefficients",
-            "value": f"{percent(uniform)} right on {counted(len(samples), 'sample')}; {percent(found)} with routing",
+            "value": f"{percent(uniform)} right on {counted(len(samples), 'sample')}; {percent(accuracy)} with routing",
             "meaning": "The same weights, but routing does not choose: all coefficients are equal. The smaller the "
             "difference, the less the answers depend on the coefficients.",
         }
@@ -260,12 +260,12 @@ def _compared(
     images = samples.images(chosen)
     classes = predict(network, images).evidence.argmax(1)
     layer = next(iter(seen))
-    found = [credit(x, images) for x in (network, other)]
+    credits = [credit(x, images) for x in (network, other)]
     size = images.shape[2], images.shape[3]
     which = torch.arange(len(images)), classes
-    own, others = (heat_of(x, seen, size)[layer][which] for x in found)
+    own, others = (heat_of(x, seen, size)[layer][which] for x in credits)
     # On the grid of the capsules: what is interpolated between them is alike in all maps.
-    grids = [next(x for x in by.layers if x.name == layer) for by in found]
+    grids = [next(x for x in by.layers if x.name == layer) for by in credits]
     ratios = [(x.shares.sum(2) / x.even.sum(2).clamp_min(1e-12))[which] for x in grids]
     alike, between = (_agreement(ratios[0], x) for x in (ratios[1], ratios[0].roll(1, 0)))
     peak = float(torch.stack([own[:DRAWN], others[:DRAWN]]).max())
@@ -313,17 +313,17 @@ def _overlaps(network: nn.Module, samples: Samples) -> list[dict[str, Any]]:
     for a, b in zip(order[0 : 2 * OVERLAPS : 2], order[1 : 2 * OVERLAPS : 2], strict=False):
         one, two = samples.images([a, b])
         labels = [int(samples.labels[a]), int(samples.labels[b])]
-        found = _overlap(network, overlaid(one, two, (shift, shift)), labels)
-        found["inputs"] = picture(one, SIDE), picture(two, SIDE)
-        overlaps.append(found)
+        overlap = _overlap(network, overlaid(one, two, (shift, shift)), labels)
+        overlap["inputs"] = picture(one, SIDE), picture(two, SIDE)
+        overlaps.append(overlap)
     return overlaps
 
 
 def _overlap(network: nn.Module, image: Tensor, labels: list[int]) -> dict[str, Any]:
-    found = taken_apart(network, image)
+    apart = taken_apart(network, image)
     return {
         "image": picture(image, SIDE),
         "labels": (labels[0], labels[1]),
-        "predicted": found.classes,
-        "drawn": [picture(drawn, SIDE) for drawn in found.drawn],
+        "predicted": apart.classes,
+        "drawn": [picture(drawn, SIDE) for drawn in apart.drawn],
     }

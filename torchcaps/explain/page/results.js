@@ -64,8 +64,8 @@ function snapshotCharts({ snapshots }) {
       description: `From ${number(y[0])} to ${number(y.at(-1))} %.` }).element);
   }
   const lines = snapshots[0].sharpening.map(({ layer }) => {
-    const found = snapshots.map((snapshot) => snapshot.sharpening.find((other) => other.layer === layer));
-    return { name: layer, x: places, y: found.map((one) => (one ? (100 * one.effective.at(-1)) / one.uniform : NaN)) };
+    const sharp = snapshots.map((snapshot) => snapshot.sharpening.find((other) => other.layer === layer));
+    return { name: layer, x: places, y: sharp.map((one) => (one ? (100 * one.effective.at(-1)) / one.uniform : NaN)) };
   }).filter((line) => line.y.every(Number.isFinite)).slice(0, STYLES);
   if (lines.length) {
     const changes = lines.map((line) => `${line.name}: from ${number(line.y[0])} to ${number(line.y.at(-1))} %.`);
@@ -78,10 +78,10 @@ function snapshotCharts({ snapshots }) {
 /** The x axis of checkpoints: their epochs or steps if all labels end in one, else their labels. */
 function stepsOf(snapshots) {
   const labels = snapshots.map((snapshot) => snapshot.label);
-  const found = labels.map((label) => /^(.*?)([\d,]+)$/.exec(label));
-  if (found.every((match) => match && match[1] === found[0][1])) {
-    const unit = found[0][1].trim().split(" ").at(-1) || "checkpoint";
-    return { x: unit, places: found.map((match) => Number(match[2].replaceAll(",", ""))), whole: true };
+  const matches = labels.map((label) => /^(.*?)([\d,]+)$/.exec(label));
+  if (matches.every((match) => match && match[1] === matches[0][1])) {
+    const unit = matches[0][1].trim().split(" ").at(-1) || "checkpoint";
+    return { x: unit, places: matches.map((match) => Number(match[2].replaceAll(",", ""))), whole: true };
   }
   return { x: "checkpoint", places: labels.map((_, place) => place), words: labels };
 }
