@@ -12,7 +12,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 import torchcaps
-from torchcaps.cli import COMMANDS, main
+from torchcaps.cli import COMMANDS, main, run
 from torchcaps.utils.quiet import quiet_lightning
 
 SABOUR = ("apsnet", "apsnet-1-iteration", "apsnet-1-iteration-no-decoder", "apsnet-no-decoder", "apsnet-short", "nn")
@@ -57,6 +57,14 @@ def test_completion(line, expected, tmp_path):
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "|"}
     python("from torchcaps.cli import run; run()", **asked, _ARGCOMPLETE_STDOUT_FILENAME=str(answer))
     assert answer.read_text().split("|") == expected
+
+
+def test_without_argcomplete_nothing_is_completed_and_nothing_runs(monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert (ended.value.code, *capfd.readouterr()) == (1, "", "")
 
 
 def test_warnings_and_logging_are_as_before_after_a_command():

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ def test_a_run(trained):
     assert list(run.glob("events.out.tfevents.*"))
     assert "capsnet_digits" in (run / "config.yaml").read_text()
     assert torch.load(checkpoint(trained), weights_only=True)["global_step"] == 4
+
+
+def test_a_run_without_tensorboard(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert call("train", "quickstart", "--smoke") == 0
+    files = {path.name for path in Path("runs/quickstart/smoke_0").iterdir()}
+    assert files == {"checkpoints", "config.yaml", "metrics.csv"}
 
 
 def test_a_recipe_of_your_own(capfd):

@@ -42,8 +42,10 @@ COMMANDS = (train, test, predict, search, explain, show, evaluate, export, recip
 def run() -> None:
     """Run the command that was typed, as the console script does."""
     if "_ARGCOMPLETE" in os.environ:  # the shell asks how a line could continue
-        import argcomplete
-
+        try:
+            import argcomplete
+        except ImportError:
+            sys.exit(1)  # there is no completion, and nothing is run
         argcomplete.autocomplete(parser())
     if sys.stdout.encoding.lower() != "utf-8":  # it may lack characters of results, such as names of classes
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cycler import cycler
-from matplotlib import rc_context
+from matplotlib import cycler, rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -44,7 +43,7 @@ STYLE: Any = {
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.prop_cycle": cycler(color=COLORS) + cycler(linestyle=DASHES),
+    "axes.prop_cycle": cycler(color=COLORS, linestyle=DASHES),
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
     "grid.color": "0.9",

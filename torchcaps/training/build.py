@@ -6,6 +6,7 @@ The commands of `torchcaps` (`torchcaps.cli`) and the queue of `torchcaps reprod
 import inspect
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -357,7 +358,10 @@ def _set(arguments: Namespace, values: dict[str, Any]) -> None:
 
 def _loggers(run_folder: Path) -> list[Logger]:
     place: dict[str, Any] = {"save_dir": run_folder.parent, "name": "", "version": run_folder.name}
-    return [_CSVLogger(**place), TensorBoardLogger(**place)]
+    loggers: list[Logger] = [_CSVLogger(**place)]
+    if find_spec("tensorboard"):  # it is optional
+        loggers.append(TensorBoardLogger(**place))
+    return loggers
 
 
 class _CSVLogger(CSVLogger):
