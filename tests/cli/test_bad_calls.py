@@ -139,6 +139,7 @@ FILES = [
     ("model: {network: {iterations: 5}}", "mine.yaml: model.network.iterations: arguments of a class stand in its in"),
     ("model: {network: {class_path: torchcaps.models.capsnet_digits, init_arg: {}}}", "did you mean init_args"),
     ("model: {network: {init_args: 5}}", "mine.yaml: model.network: must have values of its own, .*, got 5"),
+    ("model: {network: {init_args: [5]}}", "mine.yaml: model.network: must have values of its own, .*, got .5"),
     ("model: {network: {class_path: {a: 1}}}", "model.network: must be the name of a class or a function, got "),
     ("model: {network: [a, b]}", r"model.network\[0\]: there is no Module called 'a'"),
     ("trainer: {callbacks: [[]]}", "trainer.callbacks"),

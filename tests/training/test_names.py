@@ -87,6 +87,8 @@ VALUES = [
     {"model": {"network": TEXT.replace(", ", ",\t")}},
     {"model": {"network": "class_path: beside.Thing"}},
     {"model": {"network": "'beside.Thing'"}},
+    {"model": {"network": json.dumps(json.dumps(TEXT))}},
+    {"model": {"network": {"class_path": "torch.nn.Identity", "dict_kwargs": {"a": json.dumps(json.dumps(TEXT))}}}},
     {"model": {"network": '{"class_path": "torch.nn.Identity", "class_path": "beside.Thing"}'}},
     {"model": {"network": {"class_path": "torch.nn.Identity", "dict_kwargs": {"a": "beside.Thing"}}}},
     {"model": {"network": {"class_path": "torch.nn.Identity", "init_args.a": "beside.Thing"}}},

@@ -142,10 +142,18 @@ def _changed(
     known = (parameters(owner) if owner is not None else None) or {}
     place = values
     if "class_path" in values and annotation not in OWNERS:
-        place = values["init_args"] = dict(values.get("init_args") or {})
+        place = values["init_args"] = _arguments(values, path)
     annotation = known[name].annotation if name in known else UNKNOWN
     place[name] = _changed(place.get(name), left, override, names, annotation, (*path, name))
     return values
+
+
+def _arguments(values: dict[str, Any], path: ValuePath) -> dict[str, Any]:
+    """Return a copy of the arguments of a class."""
+    arguments = values.get("init_args") or {}
+    if not isinstance(arguments, dict):
+        raise Refused((*path, "init_args"), f"must have values of its own, {{NAME: VALUE}}, got {arguments!r}")
+    return dict(arguments)
 
 
 def _added(values: Any, override: Override, path: ValuePath) -> list[Any]:
@@ -168,7 +176,7 @@ def _structured(text: str, path: ValuePath) -> Any:
 
 def _replaced(values: Any, override: Override, names: Names, annotation: Any, path: ValuePath) -> Any:
     """Return the new value. If it is the name of a class, it takes over the arguments that the class also has."""
-    before = values.get("init_args") if isinstance(values, dict) else None
+    before = _arguments(values, path) if isinstance(values, dict) else None
     if not before or not re.fullmatch(r"[\w.]+", override.value) or override.value in ("null", "true", "false"):
         return override.value
     known = parameters(names.find(override.value, annotation, path)) or {}
