@@ -1,13 +1,12 @@
 """Capsule networks in PyTorch: routing algorithms as plug-in layers."""
 
-from torchcaps._version import __version__ as __version__
-
 # The modules are imported when a name is first used: `torchcaps --help` need not wait for PyTorch. So is `find`:
 # `torchcaps.__main__` must be quick to handle Ctrl-C.
 TYPE_CHECKING = False  # the name that type checkers know
 if TYPE_CHECKING:
     from torchcaps import functional
     from torchcaps import testing as testing
+    from torchcaps._version import __version__ as __version__
     from torchcaps.capsules import Capsules, Prediction
     from torchcaps.models import (
         CapsNet,

@@ -1,7 +1,5 @@
 """Heatmaps show where a routing pool looks."""
 
-import sys
-
 import pytest
 import torch
 from networks import Network
@@ -118,8 +116,7 @@ def test_write_figures_of_a_network_with_a_pool(tmp_path, monkeypatch):
     written = [path.name for path, _ in write_figures(model, samples, tmp_path)]
     assert written == ["heatmaps.png", "heatmaps-of-groups.png", "credit.png"]
     own_pictures, drawn = samples_of(images, None, ["a", "b", "c"], list("1234")), []
-    module = sys.modules["torchcaps.explain.heatmaps"]  # the name in the package is the function
-    monkeypatch.setattr(module, "heatmaps_figure", lambda *arguments: drawn.append(arguments))
+    monkeypatch.setattr("torchcaps.explain.pool_heatmaps.heatmaps_figure", lambda *arguments: drawn.append(arguments))
     assert [path.name for path, _ in write_figures(model, own_pictures, tmp_path)] == ["heatmaps-of-pictures.png"]
     ((_, shown, titles),) = drawn
     assert shown.equal(images)

@@ -10,7 +10,7 @@ import pytest
 import torchcaps
 from torchcaps.utils.lazy import exports
 
-PACKAGES = ("torchcaps", "torchcaps.data", "torchcaps.explain", "torchcaps.training")
+PACKAGES = ("torchcaps", *(f"torchcaps.{name}" for name in ("data", "evaluate", "explain", "runs", "training")))
 
 
 def imported_by(code: str) -> set[str]:
@@ -25,7 +25,7 @@ def imported_by(code: str) -> set[str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_name_is_found_and_listed(package):
     module = import_module(package)
-    assert set(module.__all__) == set(exports(package)) - {"testing"}
+    assert set(module.__all__) == set(exports(package)) - {"__version__", "testing"}
     assert set(module.__all__) <= set(dir(module))
     for name, home in exports(package).items():
         value = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)

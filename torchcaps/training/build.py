@@ -47,6 +47,7 @@ from torchcaps.training.progress import ProgressLines
 from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
 from torchcaps.training.values import Values
+from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import counted, one_line
 from torchcaps.utils.files import take_folder, write_text_whole, writing
 from torchcaps.utils.quiet import quiet_lightning
@@ -83,6 +84,7 @@ class Training:
         best: the best checkpoint after `fit`, if the recipe keeps one.
     """
 
+    @checked
     @quiet_lightning()
     def __init__(
         self,
