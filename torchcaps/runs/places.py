@@ -18,7 +18,8 @@ A_RUN = "give the folder of a run, such as runs/quickstart/version_0"
 
 def is_place(name: str) -> bool:
     """Return whether a name is a folder, a checkpoint or a repository of the Hub, and not a recipe."""
-    return not is_recipe(name) and (name.startswith(HUB) or os.path.exists(user_path(name)) or name.endswith(".ckpt"))
+    exists = name.startswith(HUB) or name.endswith(".ckpt") or os.path.exists(user_path(name))
+    return exists and not is_recipe(name)
 
 
 def folder_of(checkpoint: Path) -> Path:
