@@ -185,7 +185,8 @@ class ImageFolder(ImageData):
 
     def resolved_arguments(self) -> dict[str, Any]:
         self._find_window()
-        return {"class_names": self.names, "channels": self.shape[0], "size": self.shape[1], "window": self.window}
+        window = self.window and tuple(map(float, self.window))  # as values of a recipe are read
+        return {"class_names": self.names, "channels": self.shape[0], "size": self.shape[1], "window": window}
 
     def prepare_data(self) -> None:
         self._say_what_is_left_out()
