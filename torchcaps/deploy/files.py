@@ -38,7 +38,7 @@ def export(
     """Write a network to a file that runs without torchcaps, for any batch size, and check the file.
 
     - "onnx": an ONNX file, in which the weights are too, unless they have 2 GB or more; those are beside it, in a file
-      that ends in `.data`. It is run by onnxruntime.
+      that ends in ".data". It is run by onnxruntime.
     - "torch": a program of `torch.export`, with PyTorch's own operators alone.
 
     The file has inputs `images`, or `embeddings` and `mask`, and outputs `scores` and, with the decoder,
