@@ -43,7 +43,7 @@ class Run:
         checkpoint: what was read of it.
         recipe: the recipe as it is now, where the run was found by its name; else one with the values of the run.
         allow_code: whether the values may name classes and functions of any package, whose code then runs.
-        small, runs: see `find`.
+        runs: folder of all runs, in which one that goes on from a checkpoint alone gets its folder.
     """
 
     checkpoint: Checkpoint
