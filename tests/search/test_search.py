@@ -31,7 +31,7 @@ import optuna
 from torchcaps.search import study as studies
 from torchcaps.search.plan import Plan, read_plan
 from torchcaps.search.results import _write_recipe, best_of
-from torchcaps.search.study import EXPECTED, Reports
+from torchcaps.search.study import EXPECTED_STORAGE, Reports
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -154,7 +154,7 @@ def test_a_search_goes_on_with_what_it_began_with(searched, capfd):
     (FOLDER / "study.db").write_bytes(b"no database")
     said = error_of(capfd, *resume)
     assert "cannot be opened (" in said
-    assert said.endswith(f": {EXPECTED}")
+    assert said.endswith(f": {EXPECTED_STORAGE}")
 
 
 def test_journals_that_cannot_be_used(tmp_path, capfd):
@@ -175,7 +175,7 @@ def test_journals_that_cannot_be_used(tmp_path, capfd):
     assert "the storage study.log cannot be opened (" in error_of(capfd, *command)
     for content in (b"[" * 100_000 + b"\n", b"[1]\n", b"SQLite format 3\x00 and more", b"a text"):
         journal.write_bytes(content)  # a database, for one, of which no line may be removed
-        assert f"the storage study.log is no journal file of Optuna's: {EXPECTED}" in error_of(capfd, *command)
+        assert f"the storage study.log is no journal file of Optuna's: {EXPECTED_STORAGE}" in error_of(capfd, *command)
     journal.unlink()
     os.mkfifo(journal)  # nobody writes to it
     assert "the storage study.log is not a regular file" in error_of(capfd, *command)
@@ -477,7 +477,10 @@ def test_bad_heads(capfd, change, said):
         (["mine.yaml", "--trials", "0"], "argument --trials: expected an integer of at least 1, got 0"),
         (["mine.yaml", "--resume"], "no search under runs/mine: leave out --resume to begin one"),
         (["mine.yaml", "--resume", "--storage", "study.log"], "--storage: not allowed with argument --resume"),
-        (["mine.yaml", "--storage", "mine.yaml"], f"the storage mine.yaml is no journal file of Optuna's: {EXPECTED}"),
+        (
+            ["mine.yaml", "--storage", "mine.yaml"],
+            f"the storage mine.yaml is no journal file of Optuna's: {EXPECTED_STORAGE}",
+        ),
         (["mine.yaml", "--storage", "sqlite:///no/folder/x.db"], "cannot be opened ("),
         (["mine.yaml", "--storage", "nosql://machine/x"], "cannot be opened ("),
         (["mine.yaml", "--data.batch_size", "8"], "data.batch_size is searched: leave out --data.batch_size, or take"),

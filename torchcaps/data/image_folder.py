@@ -16,7 +16,7 @@ from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import LabeledData
 from torchcaps.data.notes import MOST_BAD, listed, say, together
 from torchcaps.data.order import evenly_chosen
-from torchcaps.data.picture_lists import EXPECTED, PictureList, pictures_in_folders, pictures_in_table
+from torchcaps.data.picture_lists import EXPECTED_FOLDERS, PictureList, pictures_in_folders, pictures_in_table
 from torchcaps.data.pictures import (
     Fit,
     Header,
@@ -33,9 +33,9 @@ from torchcaps.data.pictures import (
 from torchcaps.data.splits import (
     ANEW,
     FILE,
-    KINDS,
     OF_STAGE,
     PART,
+    PART_WORDS,
     TABLE,
     Part,
     check_groups,
@@ -400,7 +400,7 @@ class ImageFolder(ImageData):
         for part in parts:
             names = self._readable(part)
             others = [name for name in names if self._readings[name].digest not in files]
-            count = counted(len(names), f"{KINDS[part]} picture")
+            count = counted(len(names), f"{PART_WORDS[part]} picture")
             if len(others) < len(names):
                 say(f"{self.folder}: training has {len(names) - len(others)} of {count} too")
             compared = [others[i] for i in evenly_chosen(len(others), max(1, MOST_PAIRS // len(trained)))]
@@ -418,7 +418,7 @@ class ImageFolder(ImageData):
     @cached_property
     def _folder(self) -> Path:
         if self.folder is None:
-            raise DataError(f"data.folder is missing: give --data.folder FOLDER, {EXPECTED}")
+            raise DataError(f"data.folder is missing: give --data.folder FOLDER, {EXPECTED_FOLDERS}")
         return user_path(self.folder)
 
     @cached_property

@@ -22,7 +22,7 @@ FOLDERS: dict[str, Part] = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-EXPECTED = "expected a folder with a folder of pictures for each class"
+EXPECTED_FOLDERS = "expected a folder with a folder of pictures for each class"
 FOLDER = "folder"  # value of `group`
 # Patterns for what names of pictures of one object share: all but the place of a tile, their last word, a letter behind
 # a number, or a number behind another.
@@ -61,7 +61,7 @@ def pictures_in_folders(folder: Path, group: str | None = None) -> PictureList:
         DataError: there is no such folder, or its folders are no classes and parts.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: {EXPECTED}")
+        raise DataError(f"{folder} is not a folder: {EXPECTED_FOLDERS}")
     places = _folders_of_parts(folder)
 
     def inside(path: Path) -> str:
@@ -256,7 +256,7 @@ def _check_classes(folder: Path, classes: Mapping[str, str], parts: Mapping[str,
         a_part = f"; {listed(in_parts)} was taken for a part: rename it if it is a class" if in_parts else ""
         raise DataError(
             f"{folder}: has pictures of {counted(len(trained), 'class', 'classes')}, two or more are needed: "
-            f"{EXPECTED}{a_part}{_hint_of_table(folder)}"
+            f"{EXPECTED_FOLDERS}{a_part}{_hint_of_table(folder)}"
         )
 
 

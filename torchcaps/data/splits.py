@@ -22,8 +22,8 @@ from torchcaps.utils.files import user_path
 Part = Literal["train", "val", "test"]
 PARTS = ("train", "val", "test")
 OF_STAGE: dict[str, Part] = {"fit": "train", "validate": "val", "test": "test"}
-KINDS: dict[Part, str] = {"train": "training", "val": "validation", "test": "test"}
-SPLIT = "split"  # key of a checkpoint for the split of one's own data
+PART_WORDS: dict[Part, str] = {"train": "training", "val": "validation", "test": "test"}
+SPLIT_KEY = "split"  # key of a checkpoint for the split of one's own data
 TABLE = "split.csv"  # a copy of it in the folder of the run, for people and for other runs
 FILE, HASH, PART = "file", "hash", "part"  # columns of a table: what names a sample, and its part
 BYTES = 8  # of a hash: two of 100,000 samples share one with a probability of 3e-10
@@ -35,7 +35,7 @@ OF_GROUPS = re.compile(
     r"|(^|[ _-])(user|case|person|animal|slide|group|id)s?($|[ _-])",
     re.I,
 )
-LEAST = 3  # samples of a class that is split
+LEAST_TO_SPLIT = 3  # samples of a class that is split
 
 SEED = 0  # not the run's seed: all runs are tested on the same samples
 
@@ -93,7 +93,7 @@ def read_split(name: str) -> dict[bytes, Part]:
 
 def _split_of_checkpoint(path: Path) -> dict[bytes, Part]:
     try:
-        hashes = torch.load(path, map_location="cpu", weights_only=True, mmap=True)[SPLIT]
+        hashes = torch.load(path, map_location="cpu", weights_only=True, mmap=True)[SPLIT_KEY]
     except Exception:  # bytes that anybody wrote make torch raise errors of many types
         raise DataError(f"{path} holds no split: set data.split to the split.csv of the run, or {ANEW}") from None
     if not isinstance(hashes, dict) or not all(part in PARTS and _are_hashes(x) for part, x in hashes.items()):
@@ -163,7 +163,7 @@ def split_by_class(keys: Sequence[str], classes: Sequence[str], shares: Mapping[
         by_class.setdefault(classes[index], []).append(index)
     for name in sorted(by_class):
         members = by_class[name]
-        if len(members) < LEAST:
+        if len(members) < LEAST_TO_SPLIT:
             continue
         order = np.random.default_rng(SEED).permutation(len(members)).tolist()
         wanted = [(part, share) for part, share in shares.items() if share > 0]
@@ -250,7 +250,8 @@ def say_groups(where: str, kind: str, classes: Sequence[str], groups: Sequence[s
     for name, group in zip(classes, groups, strict=True):
         of_class.setdefault(name, set()).add(group)
     each = Counter(of_part.values())
-    say(f"{where}: {counted(len(sizes), 'group')}: " + ", ".join(f"{each[of]} in {KINDS[of]}" for of in KINDS))
+    by_part = ", ".join(f"{each[part]} in {word}" for part, word in PART_WORDS.items())
+    say(f"{where}: {counted(len(sizes), 'group')}: {by_part}")
     alone = [f"{name} ({next(iter(found))})" for name, found in of_class.items() if len(found) == 1]
     if alone:
         say(f"{where}: classes with one group cannot be split, and are in one part alone: {listed(alone)}")
@@ -258,7 +259,7 @@ def say_groups(where: str, kind: str, classes: Sequence[str], groups: Sequence[s
     if 2 * size > len(groups):
         say(
             f"{where}: the group {largest} has {size:,} of {counted(len(groups), kind)}, which are all in "
-            f"{KINDS[of_part[largest]]}"
+            f"{PART_WORDS[of_part[largest]]}"
         )
 
 

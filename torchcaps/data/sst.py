@@ -17,7 +17,7 @@ from torchcaps.utils.checks import counted
 
 LABELS = ["very negative", "negative", "neutral", "positive", "very positive"]
 NEUTRAL = 2
-FILES = {"fit": ("train.txt", 8544), "validate": ("dev.txt", 1101), "test": ("test.txt", 2210)}
+STAGE_FILES = {"fit": ("train.txt", 8544), "validate": ("dev.txt", 1101), "test": ("test.txt", 2210)}
 
 # A leaf "(label token)", the beginning "(label" of another node, its end ")", or spaces. A token may contain a
 # no-break space.
@@ -131,11 +131,11 @@ class SST(Published, TextData):
     def _folder(self) -> Path | None:
         """Return the user's folder if it has a file of trees."""
         folder = own_folder(self.root, "sst")
-        return folder if folder and any((folder / name).exists() for name, _ in FILES.values()) else None
+        return folder if folder and any((folder / name).exists() for name, _ in STAGE_FILES.values()) else None
 
     def _trees(self, stage: str) -> list[list[Phrase]]:
         """Return the phrases of each tree of a stage's file."""
-        name, count = FILES[stage]
+        name, count = STAGE_FILES[stage]
         if (folder := self._folder()) is None:
             return self.read_file(self.archive, lambda path: _trees(zipfile.ZipFile(path).read(f"trees/{name}")))
         try:

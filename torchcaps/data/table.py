@@ -24,7 +24,7 @@ A_NAME = 4, 40  # a value of so many words, or of more characters, is long for a
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 MOST_NAMES = 50  # that a message proposes
 BREAK = re.compile("\r\n|\r|\n")
-EXPECTED = "a line with the names of the columns, and a line for each row"
+EXPECTED_LINES = "a line with the names of the columns, and a line for each row"
 
 
 class Row(NamedTuple):
@@ -152,7 +152,7 @@ def read_table(source: str | Path, columns: Sequence[str] | None = None) -> Tabl
     text = decoded(raw, name)
     del raw  # a copy
     if not text.strip():
-        raise DataError(f"{name}: is empty: expected {EXPECTED}")
+        raise DataError(f"{name}: is empty: expected {EXPECTED_LINES}")
     looks_like_json = columns is None and suffix not in TAB_SUFFIXES and text.lstrip().startswith("{")
     if suffix in JSON_SUFFIXES or looks_like_json:
         return Table(name, *_json_lines(text, name))
@@ -166,7 +166,7 @@ def read_table(source: str | Path, columns: Sequence[str] | None = None) -> Tabl
         sample = ", or, if the first line is a sample, name the columns by the option columns" if has_header else ""
         raise DataError(f"{name}: has two columns {twice[0]!r}: give each a name of its own{sample}")
     if not found:
-        raise DataError(f"{name}: has no rows after the line with the names of the columns: expected {EXPECTED}")
+        raise DataError(f"{name}: has no rows after the line with the names of the columns: expected {EXPECTED_LINES}")
     rows = [Row(line, dict(zip(names, values, strict=True))) for line, values in found]
     return Table(name, names, rows, has_header)
 

@@ -17,11 +17,11 @@ from torchcaps.data.notes import MOST_BAD, listed, say
 from torchcaps.data.splits import (
     ANEW,
     HASH,
-    KINDS,
-    LEAST,
+    LEAST_TO_SPLIT,
     NONE,
     OF_STAGE,
     PART,
+    PART_WORDS,
     TABLE,
     Part,
     check_groups,
@@ -40,8 +40,6 @@ from torchcaps.data.texts import TextData
 from torchcaps.utils.arguments import Fraction, checked
 from torchcaps.utils.checks import check_choice, counted, nearest
 from torchcaps.utils.files import write_csv_whole
-
-EXPECTED = "give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts and a column of labels"
 
 
 class Sample(NamedTuple):
@@ -200,7 +198,7 @@ class TextTable(TextData):
                 if self.split is not None:
                     advice = "choose another split"
                 elif self.test_share:
-                    needs = f"{LEAST} different texts" if self.group is None else "two groups"
+                    needs = f"{LEAST_TO_SPLIT} different texts" if self.group is None else "two groups"
                     advice = f"a class needs {needs} to be split: add some"
                 else:
                     advice = "set data.test_share above 0"
@@ -234,7 +232,10 @@ class TextTable(TextData):
     def _samples(self) -> list[Sample]:
         """All rows of `file` that have a text and a label."""
         if self.file is None:
-            raise DataError(f"data.file is missing: {EXPECTED}")
+            raise DataError(
+                "data.file is missing: give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts "
+                "and a column of labels"
+            )
         return self._read(self.file)
 
     @cached_property
@@ -248,7 +249,7 @@ class TextTable(TextData):
         if max(counts.values()) == 1:
             raise DataError(
                 f"{self.file}: every row has another label in column {self.label!r}: set data.label to the column of "
-                f"the classes, or add texts: a class needs {LEAST} different ones to be split"
+                f"the classes, or add texts: a class needs {LEAST_TO_SPLIT} different ones to be split"
             )
         return _in_order(list(counts))
 
@@ -323,14 +324,13 @@ class TextTable(TextData):
         pairs: list[tuple[Part, Part]] = [("val", "train"), ("test", "train"), ("test", "val")]
         for part, other in pairs:
             file, samples = self._own_files.get(part, self.file), self.parts[part]
-            count = counted(len(samples), f"{KINDS[part]} text")
+            count = counted(len(samples), f"{PART_WORDS[part]} text")
             new = [sample for sample in samples if digest(sample.key) not in texts[other]]
             if len(new) < len(samples):
-                say(f"{file}: {KINDS[other]} has {len(samples) - len(new)} of its {count} too")
+                say(f"{file}: {PART_WORDS[other]} has {len(samples) - len(new)} of its {count} too")
             if near := [sample for sample in new if digest(sample.words) in words[other]]:
-                say(
-                    f"{file}: {KINDS[other]} has near copies of {len(near)} of its {count}, such as line {near[0].line}"
-                )
+                line = near[0].line
+                say(f"{file}: {PART_WORDS[other]} has near copies of {len(near)} of its {count}, such as line {line}")
         if self.split is None:
             for doubt in self._doubts:
                 say(doubt)
@@ -348,7 +348,7 @@ class TextTable(TextData):
         if several := [text for text, found in labels.items() if len(found) > 1]:
             say(f"{self.file}: has {counted(len(several), 'text')} with several labels, such as {several[0][:60]!r}")
         counts = Counter(name for found in labels.values() for name in found)
-        small = [f"{name} ({counts[name]})" for name in self.names if counts[name] < LEAST]
+        small = [f"{name} ({counts[name]})" for name in self.names if counts[name] < LEAST_TO_SPLIT]
         if small and self.split is None and len(self._own_files) < 2:
             say(f"{self.file}: classes with too few texts to be split are in training only: {listed(small)}")
 

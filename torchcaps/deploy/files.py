@@ -19,7 +19,7 @@ from torchcaps.utils.files import user_path, whole_files
 
 Target = Literal["onnx", "torch"]
 TARGETS: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}  # with the ends of their names
-FACTS = "facts.json"  # name of the facts in a PyTorch program
+FACTS_FILE = "facts.json"  # name of the facts in a PyTorch program
 SIZES = (1, 2, 5)  # of the batches on which a file is checked
 FACTORS = (0, 0.01, 100, -100)  # of the example, in further batches: a file can be right on the example alone
 TOLERANCE = 1e-4  # largest difference between a file and its network, relative to the largest number of the output
@@ -122,7 +122,7 @@ def _batch(inputs: Inputs, size: int, halved: bool) -> Inputs:
 
 def _write_torch(program: ExportedProgram, module: Program, inputs: Inputs, facts: dict[str, Any], path: Path) -> None:
     content = io.BytesIO()  # on a full disk, torch would end the process
-    torch.export.save(program, content, extra_files={FACTS: json.dumps(facts, ensure_ascii=False, default=str)})
+    torch.export.save(program, content, extra_files={FACTS_FILE: json.dumps(facts, ensure_ascii=False, default=str)})
     path.write_bytes(content.getbuffer())
 
 

@@ -31,7 +31,7 @@ with needs("train"):
     from torchcaps.recipes.values import Tree, merge, plain, with_source
 
 FOLDER = Path(__file__).parent
-VALUES = ("seed_everything", "model", "data", "trainer")
+SECTIONS = ("seed_everything", "model", "data", "trainer")
 MOST_FILES = 20  # that extend each other
 HEAD = ("title", "published", "dataset", "bfloat16")
 TABLE = ("paper", "table", "dataset", "bfloat16", "base", "small", "rows")
@@ -217,7 +217,7 @@ def _is_path(name: str) -> bool:
 
 
 def _changes(content: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in content.items() if key in VALUES}
+    return {key: value for key, value in content.items() if key in SECTIONS}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -236,14 +236,14 @@ def _parse(file: Path, path: Path, changed: int, size: int) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read as a recipe: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a recipe: expected keys such as model, data and trainer")
-    known = TABLE if "rows" in content else (*HEAD, "extends", "search", *VALUES)
+    known = TABLE if "rows" in content else (*HEAD, "extends", "search", *SECTIONS)
     for key in content:
         if key not in known:
             raise ValueError(f"{path}: unknown key {key!r}, expected {', '.join(known)}")
     for key in HEAD:
         if not isinstance(content.get(key, ""), str):
             raise ValueError(f"{path}: {key} must be a text, got {content[key]!r}")
-    for key in (*VALUES[1:], "small"):
+    for key in (*SECTIONS[1:], "small"):
         if not isinstance(content.get(key, {}), dict):
             raise ValueError(f"{path}: {key} must have values of its own, {{NAME: VALUE}}, got {content[key]!r}")
     return content

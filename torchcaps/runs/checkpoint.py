@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.measures.calibration import HIGHEST, LOWEST
 from torchcaps.models.pretrained import read_tensors
-from torchcaps.training.checkpoints import FACTS, FILES, VALUES
+from torchcaps.training.checkpoints import FACTS_KEY, FILES_KEY, VALUES_KEY
 from torchcaps.utils.arguments import checked, shown
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.files import parse_json, read_json, user_path
@@ -72,16 +72,16 @@ class Checkpoint:
         content = _content(path)
         state = content["state_dict"]
         try:
-            values = parse_json(content.get(VALUES), f"its {VALUES}", dict)
+            values = parse_json(content.get(VALUES_KEY), f"its {VALUES_KEY}", dict)
             _check_values(values)
         except ValueError as error:
             raise ValueError(f"{path} does not hold the values of a recipe ({error}): {A_CHECKPOINT}") from None
         facts: dict[str, Any] = {}
         files: list[str] = []
         with suppress(ValueError):
-            facts = parse_json(content.get(FACTS), FACTS, dict)
+            facts = parse_json(content.get(FACTS_KEY), FACTS_KEY, dict)
         with suppress(ValueError):
-            files = [name for name in parse_json(content.get(FILES), FILES, list) if isinstance(name, str)]
+            files = [name for name in parse_json(content.get(FILES_KEY), FILES_KEY, list) if isinstance(name, str)]
         return cls(
             path,
             values,

@@ -8,7 +8,7 @@ from pathlib import Path
 from torchcaps.recipes import is_recipe, load_recipe
 from torchcaps.runs.checkpoint import CONFIG, Checkpoint, damage
 from torchcaps.runs.hub import HUB, downloaded
-from torchcaps.training.checkpoints import NAMES, NEWEST
+from torchcaps.training.checkpoints import CHECKPOINT_NAMES, MONITORS_OF_NEWEST
 from torchcaps.utils.checks import whole_number
 from torchcaps.utils.files import user_path
 from torchcaps.utils.processes import rank
@@ -71,7 +71,7 @@ def newest_first(folders: Iterable[Path]) -> list[Path]:
     """Return the checkpoints in folders `version_N/checkpoints`, intact or not, those of the highest N first."""
     numbered = [(whole_number(folder.parent.name.removeprefix("version_")), folder) for folder in folders]
     ordered = sorted(((number, folder) for number, folder in numbered if number is not None), reverse=True)
-    return [folder / name for _, folder in ordered for name in NAMES if (folder / name).is_file()]
+    return [folder / name for _, folder in ordered for name in CHECKPOINT_NAMES if (folder / name).is_file()]
 
 
 def newest_intact(folders: Iterable[Path]) -> tuple[Path | None, str]:
@@ -93,7 +93,7 @@ def warn(text: str) -> None:
 
 def _newest(folder: Path, of_recipe: bool = False) -> Path:
     """Return the newest intact checkpoint of a run, or of the runs in a folder."""
-    for name in NAMES:
+    for name in CHECKPOINT_NAMES:
         if (newest := folder / "checkpoints" / name).is_file():
             return _intact(newest)
     path, problem = newest_intact(folder.glob("version_*/checkpoints"))
@@ -122,7 +122,7 @@ def _intact(path: Path) -> Path:
 def _named_best(newest: Checkpoint) -> Path | None:
     """Return the best checkpoint, beside the newest one of a run, that a callback of its recipe has named."""
     for state in newest.training.get("callbacks", {}).values():
-        if isinstance(state, dict) and state.get("monitor") not in NEWEST:
+        if isinstance(state, dict) and state.get("monitor") not in MONITORS_OF_NEWEST:
             best = newest.path.parent / Path(str(state.get("best_model_path"))).name
             if best.suffix == ".ckpt" and best.is_file():
                 return best

@@ -36,7 +36,7 @@ with needs("search"):
     from optuna.storages.journal import JournalFileBackend
     from optuna.trial import TrialState
 
-EXPECTED = "expected a journal file of Optuna's, or the URL of a database, such as sqlite:///FILE"
+EXPECTED_STORAGE = "expected a journal file of Optuna's, or the URL of a database, such as sqlite:///FILE"
 STARTS = 3  # of a trial that leaves no checkpoint, before it counts as failed
 
 
@@ -93,7 +93,7 @@ def open_study(plan: Plan, where: str) -> optuna.Study:
         )
     except Exception as error:  # of the file system, of SQLAlchemy or of a driver
         raise ValueError(
-            f"the storage {named} cannot be opened ({type(error).__name__}: {one_line(error)}): {EXPECTED}"
+            f"the storage {named} cannot be opened ({type(error).__name__}: {one_line(error)}): {EXPECTED_STORAGE}"
         ) from error
     if study.direction.name.lower() != plan.direction:
         raise ValueError(f"this search began with another mode: {plan.metric} is to {plan.direction} now")
@@ -103,10 +103,10 @@ def open_study(plan: Plan, where: str) -> optuna.Study:
 def _check_journal(path: Path) -> None:
     """Check what Optuna does not: it waits for the writer of a FIFO, and goes on in the middle of a line."""
     if not path.is_file():
-        raise ValueError(f"the storage {path} is not a regular file: {EXPECTED}")
+        raise ValueError(f"the storage {path} is not a regular file: {EXPECTED_STORAGE}")
     with path.open("rb") as journal:
         if journal.read(1) not in (b"", b"{"):  # such as a database, which a URL names, and of which nothing may be cut
-            raise ValueError(f"the storage {path} is no journal file of Optuna's: {EXPECTED}")
+            raise ValueError(f"the storage {path} is no journal file of Optuna's: {EXPECTED_STORAGE}")
         journal.seek(max(0, path.stat().st_size - 1))
         if journal.read(1) not in (b"", b"\n"):
             raise ValueError(

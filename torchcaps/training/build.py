@@ -30,7 +30,7 @@ from torchcaps.data import LabeledData
 from torchcaps.nn import CapsuleHead, RoutingPool2d
 from torchcaps.routing import Routing
 from torchcaps.training.checkpoints import (
-    NEWEST,
+    MONITORS_OF_NEWEST,
     AtomicCheckpointIO,
     KeepsValues,
     LastCheckpoints,
@@ -146,7 +146,9 @@ class Training:
 
     def _take_best(self) -> None:
         for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.monitor not in NEWEST and callback.best_model_path:
+            if not isinstance(callback, ModelCheckpoint) or callback.monitor in MONITORS_OF_NEWEST:
+                continue
+            if callback.best_model_path:
                 self.best = Path(callback.best_model_path)
                 content = torch.load(self.best, map_location="cpu", weights_only=True)
                 self.model.load_state_dict(content["state_dict"])

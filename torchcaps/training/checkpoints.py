@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch.optim import SGD, Optimizer
 
 from torchcaps.data.files import DataError
-from torchcaps.data.splits import SPLIT
+from torchcaps.data.splits import SPLIT_KEY
 from torchcaps.training.curves import metrics_of
 from torchcaps.utils.checks import counted
 from torchcaps.utils.files import make_folder, sync_folder, write_whole
@@ -26,12 +26,12 @@ from torchcaps.utils.quiet import quiet_process
 from torchcaps.utils.signals import Stopped, StopSignals
 
 # Newest first. `next.ckpt` exists only until it is renamed to `last.ckpt`.
-NAMES = ("next.ckpt", "last.ckpt", "previous.ckpt")
-VALUES = "recipe"  # key of a checkpoint for the values of its recipe
-FILES = "files"  # key of a checkpoint for the user's own files of its recipe, if modules beside them may run
-NEWEST = (None, "epoch", "step")  # what a ModelCheckpoint monitors that keeps the newest checkpoints, not the best
-PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")  # in the state of a ModelCheckpoint
-FACTS = "about"  # key of a checkpoint for the facts that `Report` has found
+CHECKPOINT_NAMES = ("next.ckpt", "last.ckpt", "previous.ckpt")
+VALUES_KEY = "recipe"  # key of a checkpoint for the values of its recipe
+FILES_KEY = "files"  # key of a checkpoint for the user's own files of its recipe, if modules beside them may run
+FACTS_KEY = "about"  # key of a checkpoint for the facts of the training, see `Report`
+MONITORS_OF_NEWEST = (None, "epoch", "step")  # of a ModelCheckpoint that keeps the newest checkpoints, not the best
+PATHS_IN_STATE = ("best_model_path", "kth_best_model_path", "last_model_path")  # of a ModelCheckpoint
 
 
 class Resumption(Callback):
@@ -109,7 +109,7 @@ def _name_those_beside(folder: Path, state: dict[str, Any]) -> None:
         beside = folder / Path(path).name if isinstance(path, str) and path.endswith(".ckpt") else None
         return str(beside) if beside is not None and beside.is_file() else ""
 
-    state.update({name: here(state[name]) for name in PATHS if name in state})
+    state.update({name: here(state[name]) for name in PATHS_IN_STATE if name in state})
     if isinstance(state.get("best_k_models"), dict):
         state["best_k_models"] = {new: score for path, score in state["best_k_models"].items() if (new := here(path))}
 
@@ -129,15 +129,15 @@ class KeepsValues(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a fit
-        checkpoint |= {VALUES: self.values, FILES: self.files}
+        checkpoint |= {VALUES_KEY: self.values, FILES_KEY: self.files}
         if split := data.split_hashes():
-            checkpoint[SPLIT] = split
+            checkpoint[SPLIT_KEY] = split
 
 
 def add_facts(path: Path, facts: dict[str, Any]) -> None:
     """Write facts of a training, such as its metrics, into a checkpoint that it has left."""
     content = torch.load(path, map_location="cpu", weights_only=True)
-    AtomicCheckpointIO().save_checkpoint(content | {FACTS: json.dumps(facts)}, path)
+    AtomicCheckpointIO().save_checkpoint(content | {FACTS_KEY: json.dumps(facts)}, path)
 
 
 class LastCheckpoints(Checkpoint):
@@ -208,7 +208,7 @@ class LastCheckpoints(Checkpoint):
             if not isinstance(callback, ModelCheckpoint) or not state:
                 continue
             best, scores = state.get("best_model_path"), state.get("best_k_models") or {}
-            if best not in scores or not Path(best).is_file() or Path(best).name in NAMES:
+            if best not in scores or not Path(best).is_file() or Path(best).name in CHECKPOINT_NAMES:
                 continue
             new = str(Path(callback.dirpath or self.folder) / Path(best).name)
             if Path(new).resolve() == Path(best).resolve():
@@ -288,7 +288,7 @@ class LastCheckpoints(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         self._stops = self._any(trainer, self.signals.received is not None)
-        newest, last, previous = (self.folder / name for name in NAMES)
+        newest, last, previous = (self.folder / name for name in CHECKPOINT_NAMES)
         trainer.save_checkpoint(newest)
         if trainer.is_global_zero:
             if last.exists():

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from torchcaps.training.checkpoints import NEWEST
+from torchcaps.training.checkpoints import MONITORS_OF_NEWEST
 from torchcaps.training.names import PACKAGES
 from torchcaps.utils.checks import nearest
 
@@ -25,7 +25,7 @@ class ChecksMonitors(Callback):
             if name is None:
                 continue
             said = f"{type(callback).__name__} monitors {name!r}"
-            if isinstance(callback, ModelCheckpoint) and name in NEWEST:
+            if isinstance(callback, ModelCheckpoint) and name in MONITORS_OF_NEWEST:
                 continue
             if known and name not in logged:  # other callbacks may log metrics of their own
                 raise ValueError(f"{said}, which is not logged{nearest(str(name), logged)}")

@@ -17,7 +17,7 @@ from torchcaps.recipes.reading import read_yaml
 from torchcaps.recipes.values import ARGUMENTS, Path
 from torchcaps.training.classifier import Classifier
 from torchcaps.training.signatures import (
-    KINDS,
+    NAMEABLE_CLASSES,
     PARTS,
     UNKNOWN,
     choices,
@@ -221,7 +221,7 @@ def _is_allowed(named: Any) -> bool:
     """Return whether a recipe may name a class or function. Where it was defined counts: `torch.os.system` is of os."""
     home = str(getattr(named, "__module__", "")).partition(".")[0]
     if inspect.isclass(named):
-        return home in PACKAGES and issubclass(named, KINDS)
+        return home in PACKAGES and issubclass(named, NAMEABLE_CLASSES)
     if not inspect.isfunction(named) or home != PACKAGES[0]:
         return False
     try:

@@ -24,7 +24,7 @@ UNKNOWN = inspect.Parameter.empty  # annotation of an argument that has none
 # torch.distributed.elastic.multiprocessing.SubprocessHandler; these kinds do not.
 PARTS = (nn.Module, Optimizer, LRScheduler, LightningDataModule)
 PLUGINS = (Precision, ClusterEnvironment, CheckpointIO, LayerSync)
-KINDS = (*PARTS, Callback, Logger, Profiler, Strategy, Accelerator, *PLUGINS)
+NAMEABLE_CLASSES = (*PARTS, Callback, Logger, Profiler, Strategy, Accelerator, *PLUGINS)
 PLAIN = (int, float, bool, str, type(None), Path, timedelta)
 
 
@@ -72,7 +72,7 @@ def classes(annotation: Any) -> list[type]:
     returns. There are none if it takes no objects."""
     kinds: list[type] = []
     for choice in choices(annotation):
-        if inspect.isclass(choice) and issubclass(choice, KINDS):
+        if inspect.isclass(choice) and issubclass(choice, NAMEABLE_CLASSES):
             kinds.append(choice)
         for part in typing.get_args(choice):
             kinds += classes(part)

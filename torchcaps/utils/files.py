@@ -16,7 +16,7 @@ from torchcaps.utils.checks import one_line, printable, whole_number
 MOST_BYTES = 4_000_000  # of a small file
 DEEPEST = 50  # levels of values in each other
 Kind = TypeVar("Kind")
-KINDS: dict[type, str] = {dict: "an object", list: "an array", str: "a text"}  # in JSON's words
+JSON_KINDS: dict[type, str] = {dict: "an object", list: "an array", str: "a text"}  # in JSON's words
 
 
 def read_bytes(path: Path, most: int | None = MOST_BYTES) -> bytes:
@@ -74,7 +74,7 @@ def parse_json(text: object, name: str, kind: type[Kind]) -> Kind:
         reason = "its values are nested too deeply" if isinstance(error, RecursionError) else one_line(error)
         raise ValueError(f"{name} cannot be read as JSON: {reason}") from None
     if not isinstance(value, kind):
-        raise ValueError(f"{name} cannot be used: expected {KINDS[kind]} in JSON, got {json.dumps(value)[:60]}")
+        raise ValueError(f"{name} cannot be used: expected {JSON_KINDS[kind]} in JSON, got {json.dumps(value)[:60]}")
     return value
 
 

@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Any, Self
 
 # SIGHUP is sent when a terminal closes, SIGUSR1 by SLURM before a time limit (`--signal=USR1@120`).
-NAMES = ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1")
-NUMBERS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
+SIGNAL_NAMES = ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1")
+NUMBERS = [getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal, name)]
 
 
 class Stopped(SystemExit):
