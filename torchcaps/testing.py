@@ -149,20 +149,20 @@ def assert_padding_changes_nothing(routing: Routing, backend: Backend = "auto") 
             leaves = [x.requires_grad_() for x in children] + list(layer.parameters())
             out = layer(Capsules(children[0], children[1]), return_coefficients=True)
             results.append((out, torch.autograd.grad(_loss(out), leaves, allow_unused=True, materialize_grads=True)))
-        (expected, wanted), (found, grads) = results
-        _assert_same(found, expected, "padding")
+        (expected, expected_grads), (actual, grads) = results
+        _assert_same(actual, expected, "padding")
         assert expected.coefficients is not None
-        assert found.coefficients is not None
-        same = found.coefficients[present].view_as(expected.coefficients)
+        assert actual.coefficients is not None
+        same = actual.coefficients[present].view_as(expected.coefficients)
         _assert_close(same, expected.coefficients, "padding changes the coefficients")
-        for padded_grad, child_grad in zip(grads[:2], wanted[:2], strict=True):
+        for padded_grad, child_grad in zip(grads[:2], expected_grads[:2], strict=True):
             _assert_close(
                 padded_grad[present].view_as(child_grad), child_grad, "padding changes the children's gradients"
             )
             if padded_grad[~present].any():
                 raise AssertionError("padding has gradients of its own")
-        for found_grad, wanted_grad in zip(grads[2:], wanted[2:], strict=True):
-            _assert_close(found_grad, wanted_grad, "padding changes the gradients of parameters")
+        for actual_grad, expected_grad in zip(grads[2:], expected_grads[2:], strict=True):
+            _assert_close(actual_grad, expected_grad, "padding changes the gradients of parameters")
         nobody = layer(Capsules(poses, torch.full_like(scores, -torch.inf)))
         for x in (nobody.poses, nobody.scores, nobody.variances):
             if x is not None and not x.isfinite().all():
@@ -423,12 +423,12 @@ def _loss(parents: Capsules) -> Tensor:
     return torch.stack([(torch.linspace(0.5, 1.5, x.numel()).view_as(x) * x.sin()).sum() for x in fields]).sum()
 
 
-def _assert_same(found: Capsules, expected: Capsules, what: str) -> None:
+def _assert_same(actual: Capsules, expected: Capsules, what: str) -> None:
     for field in ("poses", "scores", "variances"):
-        x, y = getattr(found, field), getattr(expected, field)
+        x, y = getattr(actual, field), getattr(expected, field)
         if y is not None:
             _assert_close(x, y, f"{what} changes the {field}")
 
 
-def _assert_close(found: Tensor, expected: Tensor, what: str) -> None:
-    assert_close(found, expected, msg=lambda m: f"{what}: {m}")
+def _assert_close(actual: Tensor, expected: Tensor, what: str) -> None:
+    assert_close(actual, expected, msg=lambda m: f"{what}: {m}")

@@ -124,14 +124,14 @@ class NetworkCase(Case):
     def _layers(self) -> list[tuple[Any, int, int, int]]:
         """Each capsule layer with the numbers of its samples (windows in a convolution), of their children, and of
         the passes that reach the last layer."""
-        layers, found = self.module.capsules.layers, []
+        layers, sizes = self.module.capsules.layers, []
         places: tuple[int, ...] = self._primary_shape()[2:4]
         for k, layer in enumerate(layers):
             places = output_grid(layer, places)
             children = layer.layer_shape.children if places else layer.in_capsules
             passes = max(1, self.iterations - (len(layers) - 1 - k))
-            found.append((layer, self.batch * math.prod(places), children, passes))
-        return found
+            sizes.append((layer, self.batch * math.prod(places), children, passes))
+        return sizes
 
     def _primary_shape(self) -> torch.Size:
         case = self.to("meta", torch.float32)

@@ -132,7 +132,7 @@ def _report(
         ("data", training.datamodule.title),
         *[(name, str(run.facts[name])) for name in ("command", "date", "torchcaps") if name in run.facts],
     ]
-    found = report(
+    page = report(
         network,
         samples,
         options.recipe,
@@ -143,8 +143,8 @@ def _report(
         lambda text: print(f"torchcaps: {text}", file=sys.stderr),
     )
     for quantity, lines in run.curves().items():
-        found["curves"][quantity] = [{"name": name, **_finite(xs, ys)} for name, (xs, ys) in lines.items()]
-    return found
+        page["curves"][quantity] = [{"name": name, **_finite(xs, ys)} for name, (xs, ys) in lines.items()]
+    return page
 
 
 def _finite(xs: Sequence[float], ys: Sequence[float]) -> dict[str, list[float]]:

@@ -59,14 +59,14 @@ def _check(options: argparse.Namespace) -> None:
 
 def _check_place(out: Path) -> None:
     """Check that a file can be written, before the minutes that an export may take."""
-    found = out.absolute()
-    if found.is_dir() and found.suffix in ENDS.values():
+    place = out.absolute()
+    if place.is_dir() and place.suffix in ENDS.values():
         raise ValueError(f"--out {out} is a folder: give the path of a file")
-    while not found.exists():
-        found = found.parent
-    folder = found if found.is_dir() else found.parent
-    if (found.is_file() and found != out.absolute()) or not os.access(folder, os.W_OK):
-        raise ValueError(f"{out} cannot be written: {found} is no folder that you may write to")
+    while not place.exists():
+        place = place.parent
+    folder = place if place.is_dir() else place.parent
+    if (place.is_file() and place != out.absolute()) or not os.access(folder, os.W_OK):
+        raise ValueError(f"{out} cannot be written: {place} is no folder that you may write to")
 
 
 def _check_folder(out: Path) -> None:

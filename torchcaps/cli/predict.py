@@ -160,18 +160,18 @@ def _pictures(given: str, column: str, columns: list[str] | None = None, skip_ba
 
     path = user_path(given)
     if given == STANDARD_INPUT:
-        found = [line.strip() for line in sys.stdin if line.strip()]
+        files = [line.strip() for line in sys.stdin if line.strip()]
     elif os.path.isdir(path):
-        found = [str(file) for file in find_pictures(path)[0]]
-        if not found:
+        files = [str(file) for file in find_pictures(path)[0]]
+        if not files:
             raise ValueError(f"{given}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
     elif columns and path.suffix.lower() not in TABLES:
         raise ValueError(f"--columns is for tables, and {given} is none: leave it out")
     elif path.suffix.lower() in TABLES:
-        found = _named(path.parent, _column(given, column, columns))
+        files = _named(path.parent, _column(given, column, columns))
     else:
-        found = [given]
-    for file in found:
+        files = [given]
+    for file in files:
         # False for any text, where `Path.is_file` refuses long ones. What cannot be read is left out later.
         if not os.path.isfile(user_path(file)) and not (skip_bad and path.suffix.lower() in TABLES):
             shown = file if len(file) <= 300 else f"{file[:300]}..."
@@ -188,7 +188,7 @@ def _named(folder: Path, names: list[str]) -> list[str]:
     from torchcaps.data.picture_lists import picture_called, pictures_by_name
     from torchcaps.data.pictures import find_pictures
 
-    found: list[str] = []
+    paths: list[str] = []
     by_name: dict[str, Path | None] | None = None
     for name in names:
         path = folder / user_path(name)
@@ -196,8 +196,8 @@ def _named(folder: Path, names: list[str]) -> list[str]:
             if by_name is None:
                 by_name = pictures_by_name(folder, find_pictures(folder)[0])
             path = picture_called(name, by_name, folder) or path
-        found.append(str(path))
-    return found
+        paths.append(str(path))
+    return paths
 
 
 def _texts(given: str, column: str, columns: list[str] | None = None) -> Iterator[Sample]:
@@ -248,14 +248,14 @@ def _rows(
     from torchcaps.deploy.predict import predict_pictures, predict_texts
 
     values = [sample.value for sample in samples]
-    found: Iterator[tuple[int, Tensor]]
+    predictions: Iterator[tuple[int, Tensor]]
     if isinstance(trained.data(), TextData):
-        found = predict_texts(trained, values, options.batch_size)
+        predictions = predict_texts(trained, values, options.batch_size)
     else:
-        found = predict_pictures(trained, values, options.batch_size, skipped)
+        predictions = predict_pictures(trained, values, options.batch_size, skipped)
     with progress_bar() as progress:
         bar = progress.add_task("predicting", total=len(samples))
-        for index, row in found:
+        for index, row in predictions:
             likeliest = int(row.argmax())
             yield [
                 samples[index].name,

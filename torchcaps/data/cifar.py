@@ -104,8 +104,8 @@ class _CIFAR(Published, ImageData):
     def _from_archive(self, path: Path, batches: tuple[CanonicalFile, ...]) -> list[tuple[Tensor, Tensor]]:
         names = [f"{Path(batch.folder).name}/{batch.name}" for batch in batches]
         with tarfile.open(path) as archive:  # in its own order, because going back is slow
-            found = ((member.name, archive.extractfile(member)) for member in archive if member.name in names)
-            content = {name: file.read() for name, file in found if file is not None}
+            members = ((member.name, archive.extractfile(member)) for member in archive if member.name in names)
+            content = {name: file.read() for name, file in members if file is not None}
         return [self._batch(content[name]) for name in names]
 
     def _batch(self, raw: bytes) -> tuple[Tensor, Tensor]:

@@ -21,15 +21,15 @@ def near_copies(thumbnails: Sequence[bytes], others: Sequence[bytes]) -> dict[in
         thumbnails, others: small gray pictures of one size, see `torchcaps.data.pictures.Reading`.
     """
     best = np.full(len(thumbnails), SAME, np.float32)
-    found: dict[int, int] = {}
+    copies: dict[int, int] = {}
     for first, rows in _standardized(thumbnails):
         for first_other, columns in _standardized(others):
             similarity = rows @ columns.T
             nearest = similarity.argmax(1)
             for row in np.flatnonzero(similarity.max(1) > best[first : first + len(rows)]).tolist():
                 best[first + row] = similarity[row, nearest[row]]
-                found[first + row] = first_other + int(nearest[row])
-    return found
+                copies[first + row] = first_other + int(nearest[row])
+    return copies
 
 
 def _standardized(thumbnails: Sequence[bytes]) -> Iterator[tuple[int, np.ndarray]]:

@@ -224,23 +224,23 @@ class ImageFolder(ImageData):
                 advice = f"{ANEW}, or set data.group to none"
                 check_groups(((groups[path], part) for path, part in parts.items()), self.split, advice)
             return parts
-        found: dict[str, Part] = {path: self._listed.parts.get(path, "train") for path in files}
+        parts = {path: self._listed.parts.get(path, "train") for path in files}
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
-        open_parts = {part: share for part, share in shares.items() if part not in found.values()}
-        pictures = [path for path in files if found[path] == "train"]
+        open_parts = {part: share for part, share in shares.items() if part not in parts.values()}
+        pictures = [path for path in files if parts[path] == "train"]
         classes = [files[path] for path in pictures]
         groups = self._listed.groups
         if groups:
-            found |= dict(
+            parts |= dict(
                 zip(pictures, split_by_group(classes, [groups[x] for x in pictures], open_parts), strict=True)
             )
             advice = "move all pictures of a group into one of the folders, or set data.group to none"
-            check_groups(((groups[path], part) for path, part in found.items()), self._folder, advice)
+            check_groups(((groups[path], part) for path, part in parts.items()), self._folder, advice)
         else:
-            found |= dict(zip(pictures, split_by_class(pictures, classes, open_parts), strict=True))
-        if "test" not in found.values():
+            parts |= dict(zip(pictures, split_by_class(pictures, classes, open_parts), strict=True))
+        if "test" not in parts.values():
             raise DataError(f"{self.folder}: has no picture to test on: {_how_to_test(self.test_share, bool(groups))}")
-        return found
+        return parts
 
     @checked
     def write_split(self, folder: Path) -> Path:
@@ -303,8 +303,8 @@ class ImageFolder(ImageData):
             return
         deep = [path for path, of in self.parts.items() if of == "train" and self._is_deep(path)]
         ranges = in_threads(range_of, [self._folder / path for path in deep], "finding black and white")
-        if found := [x for x in ranges if x is not None]:
-            self.window = window_of(found)
+        if readable := [x for x in ranges if x is not None]:
+            self.window = window_of(readable)
             low, high = self.window
             say(
                 f"{self.folder}: {counted(len(deep), 'training picture')} with more than 8 bits: {low:.12g} is black "
@@ -441,10 +441,10 @@ class ImageFolder(ImageData):
     def _headers(self) -> dict[str, Header]:
         """The headers of all pictures that have one."""
         headers = {path: read_header(self._folder / path) for path in self._files}
-        found = {path: header for path, header in headers.items() if header is not None}
-        if not found:
+        readable = {path: header for path, header in headers.items() if header is not None}
+        if not readable:
             raise DataError(f"{self._folder}: none of {counted(len(headers), 'file')} is a picture that can be read")
-        return found
+        return readable
 
 
 def _change(name: str, size: int) -> nn.Module:

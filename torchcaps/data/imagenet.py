@@ -89,16 +89,16 @@ class ImageNet(ImageData):
     def names(self) -> list[str]:
         """Names of the classes: those of their folders."""
         folders = [self._folder / part for part in ("train", "val")]
-        found = [{path.name for path in folder.iterdir() if _shown(path) and path.is_dir()} for folder in folders]
+        subfolders = [{path.name for path in folder.iterdir() if _shown(path) and path.is_dir()} for folder in folders]
         if self.class_list is None:
-            source, names = "train and val", sorted(set.union(*found))
+            source, names = "train and val", sorted(set.union(*subfolders))
         else:
             path = user_path(self.class_list)
             packaged = Path(__file__).parent / path
             source, names = str(path), read_class_list(packaged if packaged.exists() and not path.exists() else path)
         for name in names:
-            for folder, there in zip(folders, found, strict=True):
-                if name not in there:
+            for folder, inside in zip(folders, subfolders, strict=True):
+                if name not in inside:
                     raise DataError(f"{folder}: has no folder {name}: expected one for each class of {source}")
         if not names:
             raise DataError(f"{folders[0]}: has no folders: expected one for each class, with its images")

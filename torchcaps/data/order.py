@@ -153,10 +153,10 @@ class ByLength(Order):
 
     def of_epoch(self, epoch: int) -> Tensor:
         generator, size = self.generator(epoch), self._together
-        found: list[Tensor] = []
+        ordered: list[Tensor] = []
         for pool in self.shuffled(epoch, generator).split(self.POOL * size):
             batches = pool[self.lengths[pool].argsort()].split(size)
             whole = [batch for batch in batches if len(batch) == size]
-            found += [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
-            found += batches[len(whole) :]  # an incomplete batch must be last: it would shift all those after it
-        return torch.cat(found)
+            ordered += [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
+            ordered += batches[len(whole) :]  # an incomplete batch must be last: it would shift all those after it
+        return torch.cat(ordered)

@@ -176,7 +176,7 @@ def pictures_in_table(
                     f"{name} line {line}: the picture {values[picture]} has another {group} in line {lines[key]}: give "
                     "it one"
                 )
-        if empty := [f"line {lines[path]}" for path, found in groups.items() if not found]:
+        if empty := [f"line {lines[path]}" for path, value in groups.items() if not value]:
             raise DataError(f"{name} {listed(empty, MOST_BAD)}: {group} is empty: fill it in")
         _check_groups(folder, groups, group)
     else:
@@ -199,14 +199,14 @@ def pictures_by_name(folder: Path, pictures: Sequence[Path]) -> dict[str, Path |
         lambda path: path.name,
         lambda path: path.stem,
     ]
-    found: dict[str, Path | None] = {}
+    by_name: dict[str, Path | None] = {}
     for way in ways:  # the first ones take precedence
         new: dict[str, Path | None] = {}
         for path in pictures:
             name = as_key(way(path))
             new[name] = None if name in new else path
-        found = new | found
-    return found
+        by_name = new | by_name
+    return by_name
 
 
 def picture_called(name: str, by_name: Mapping[str, Path | None], table: Path) -> Path | None:
@@ -226,17 +226,17 @@ def as_key(name: str) -> str:
 
 def _folders_of_parts(folder: Path) -> list[Path]:
     """Return the folders of parts: train, and perhaps val and test; none if the classes lie in the folder."""
-    found = [path for path in _folders(folder) if path.name.lower() in FOLDERS]
-    by_part = Counter(FOLDERS[path.name.lower()] for path in found)
-    if found and not by_part["train"]:
+    folders = [path for path in _folders(folder) if path.name.lower() in FOLDERS]
+    by_part = Counter(FOLDERS[path.name.lower()] for path in folders)
+    if folders and not by_part["train"]:
         raise DataError(
-            f"{folder}: has {listed([path.name for path in found])}, and no folder train: add one with the training "
+            f"{folder}: has {listed([path.name for path in folders])}, and no folder train: add one with the training "
             "pictures, or rename the folder if it is a class"
         )
     for part, count in by_part.items():
         if count > 1:
             raise DataError(f"{folder}: has {count} folders for the part {part!r}: expected one")
-    return found
+    return folders
 
 
 def _folders(place: Path) -> list[Path]:
@@ -282,7 +282,7 @@ def _groups_of(
     others = ", ".join(way for way in (FOLDER, NONE, *of_table) if way != group)
     try:
         brackets = 0 if group == FOLDER else re.compile(group).groups
-        groups = {path: found for path, inside in paths.items() if (found := _group_of(inside, group))}
+        groups = {path: group_name for path, inside in paths.items() if (group_name := _group_of(inside, group))}
     except re.error as error:
         raise DataError(
             f"data.group {group!r} is no pattern ({error}): expected {others} or a regular expression"
@@ -312,9 +312,9 @@ def _group_of(inside: PurePath, group: str) -> str | None:
 
 
 def _check_groups(folder: Path, groups: Mapping[str, str], group: str) -> None:
-    if len(found := set(groups.values())) < 2:
+    if len(names := set(groups.values())) < 2:
         raise DataError(
-            f"{folder}: by data.group {group!r} all pictures are of one group, {found.pop()!r}: set another"
+            f"{folder}: by data.group {group!r} all pictures are of one group, {names.pop()!r}: set another"
         )
 
 
@@ -326,8 +326,8 @@ def _doubts(
     for group in (FOLDER, *STEMS):
         members: dict[tuple[str, str], list[str]] = {}
         for path, inside in paths.items():
-            if found := _group_of(inside, group):
-                members.setdefault((classes[path], found), []).append(path)
+            if group_name := _group_of(inside, group):
+                members.setdefault((classes[path], group_name), []).append(path)
         several = {key: of_group for key, of_group in members.items() if len(of_group) > 1}
         # A class with one such folder or stem has a name for all of its pictures.
         named = 2 * len({name for name, _ in several}) > len(several)
@@ -336,7 +336,7 @@ def _doubts(
         crossing = [of for of in several.values() if not parts or len({parts[path] for path in of}) > 1]
         if not crossing:
             return []
-        count = len({found for _, found in members})
+        count = len({group_name for _, group_name in members})
         return [
             f"{folder}: pictures seem to belong together, such as {listed([crossing[0][0], crossing[0][-1]])}: if they "
             "show one patient or object, validation and test show what was trained on: give --data.group "

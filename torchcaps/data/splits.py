@@ -252,7 +252,7 @@ def say_groups(where: str, kind: str, classes: Sequence[str], groups: Sequence[s
     each = Counter(of_part.values())
     by_part = ", ".join(f"{each[part]} in {word}" for part, word in PART_WORDS.items())
     say(f"{where}: {counted(len(sizes), 'group')}: {by_part}")
-    alone = [f"{name} ({next(iter(found))})" for name, found in of_class.items() if len(found) == 1]
+    alone = [f"{name} ({group})" for name, (group, *others) in of_class.items() if not others]
     if alone:
         say(f"{where}: classes with one group cannot be split, and are in one part alone: {listed(alone)}")
     largest, size = sizes.most_common(1)[0]
@@ -282,9 +282,9 @@ def doubts_of_columns(table: Table, sample: str, label: str) -> list[str]:
     if not counts:
         return []
     coarsest = min(counts, key=lambda column: counts[column])
-    found = listed([f"{column} ({count:,} values)" for column, count in counts.items()])
+    columns = listed([f"{column} ({count:,} values)" for column, count in counts.items()])
     return [
-        f"{table.name}: rows with the same {found} may belong together, as those of one patient: validation and test "
+        f"{table.name}: rows with the same {columns} may belong together, as those of one patient: validation and test "
         f"then show what was trained on: give --data.group {shlex.quote(coarsest)}, or --data.group {NONE} if not"
     ]
 

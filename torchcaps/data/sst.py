@@ -43,17 +43,17 @@ def read_tree(line: str) -> list[Phrase]:
     opened: list[tuple[int, list[str]]] = []
     place = 0
     while place < len(line):
-        found = NODE.match(line, place)
-        if found is None or (phrases and not opened and found.group().strip()):
+        node = NODE.match(line, place)
+        if node is None or (phrases and not opened and node.group().strip()):
             raise ValueError(
                 f"is not a tree from {line[place : place + 20]!r} on, expected one like (3 (2 Quite) (3 good))"
             )
-        place = found.end()
-        if found["label"]:
-            if found["label"] not in ("0", "1", "2", "3", "4"):
-                raise ValueError(f"holds label {found['label'][:20]}, expected 0 to 4")
-            opened.append((int(found["label"]), [found["token"]] if found["token"] else []))
-        if found["token"] or found["end"]:
+        place = node.end()
+        if node["label"]:
+            if node["label"] not in ("0", "1", "2", "3", "4"):
+                raise ValueError(f"holds label {node['label'][:20]}, expected 0 to 4")
+            opened.append((int(node["label"]), [node["token"]] if node["token"] else []))
+        if node["token"] or node["end"]:
             if not opened or not opened[-1][1]:
                 raise ValueError("closes a phrase that has no words")
             label, tokens = opened.pop()

@@ -76,11 +76,11 @@ class Table(NamedTuple):
         this answer where it was given.
         """
         others = [values for row in self.rows if (values := self._stripped(row)) != self.columns]
-        found = [{values[i] for values in others} for i in range(len(self.columns))]
+        column_values = [{values[i] for values in others} for i in range(len(self.columns))]
         words, characters = A_NAME
         long = {i for i, x in enumerate(self.columns) if len(x.split()) >= words or len(x) > characters}
-        again = {i for i, x in enumerate(self.columns) if x and x in found[i]}
-        labels = {i for i in again if "" not in found[i] and 2 <= len(found[i]) <= len(others) / 2}
+        again = {i for i, x in enumerate(self.columns) if x and x in column_values[i]}
+        labels = {i for i in again if "" not in column_values[i] and 2 <= len(column_values[i]) <= len(others) / 2}
         certain = any(labels - {i} for i in long)
         return certain, bool(long or again or any(map(_is_number, self.columns)))
 
@@ -156,18 +156,18 @@ def read_table(source: str | Path, columns: Sequence[str] | None = None) -> Tabl
     looks_like_json = columns is None and suffix not in TAB_SUFFIXES and text.lstrip().startswith("{")
     if suffix in JSON_SUFFIXES or looks_like_json:
         return Table(name, *_json_lines(text, name))
-    found = _separated(text, name, suffix in TAB_SUFFIXES, columns)
-    first = [value.strip() for value in found[0][1]]
+    lines = _separated(text, name, suffix in TAB_SUFFIXES, columns)
+    first = [value.strip() for value in lines[0][1]]
     has_header = columns is None
     if has_header or sorted(first) == sorted(columns or ()):
-        found, columns = found[1:], first
+        lines, columns = lines[1:], first
     names = list(columns or ())
     if twice := [column for column, count in Counter(names).items() if column and count > 1]:
         sample = ", or, if the first line is a sample, name the columns by the option columns" if has_header else ""
         raise DataError(f"{name}: has two columns {twice[0]!r}: give each a name of its own{sample}")
-    if not found:
+    if not lines:
         raise DataError(f"{name}: has no rows after the line with the names of the columns: expected {EXPECTED_LINES}")
-    rows = [Row(line, dict(zip(names, values, strict=True))) for line, values in found]
+    rows = [Row(line, dict(zip(names, values, strict=True))) for line, values in lines]
     return Table(name, names, rows, has_header)
 
 
@@ -198,9 +198,9 @@ def decoded(raw: bytes, name: str) -> str:
 def _delimiters(first: str) -> list[str]:
     """Return the delimiters that a first line has, the likeliest first; a comma if it has none."""
     outside = "".join(first.split('"')[::2])  # of quotes
-    found = sorted((x for x in ",;" if x in outside), key=outside.count, reverse=True)  # of equal counts the comma
+    delimiters = sorted((x for x in ",;" if x in outside), key=outside.count, reverse=True)  # of equal counts the comma
     # Texts have commas and lone quotes, but hardly ever a tab.
-    return ["\t"] * ("\t" in first) + found or [","]
+    return ["\t"] * ("\t" in first) + delimiters or [","]
 
 
 Values = tuple[int, list[str]]  # of a row, after the number of its first line

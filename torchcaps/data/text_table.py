@@ -158,7 +158,7 @@ class TextTable(TextData):
     def prepare_data(self) -> None:
         for stage in OF_STAGE:
             self.read(stage)  # a wrong label in the test part is said before the training
-        self._say_what_was_found()
+        self._say_what_is_doubtful()
 
     @property
     def _validates(self) -> bool:
@@ -315,7 +315,7 @@ class TextTable(TextData):
             raise DataError(f"{file}: no row has a text and a label")
         return samples
 
-    def _say_what_was_found(self) -> None:
+    def _say_what_is_doubtful(self) -> None:
         """Say which classes are too small to be split or seem to be one, and which texts are there more than once."""
         texts = {part: {digest(sample.key) for sample in samples} for part, samples in self.parts.items()}
         words = {part: {digest(sample.words) for sample in samples} for part, samples in self.parts.items()}
@@ -335,7 +335,7 @@ class TextTable(TextData):
             for doubt in self._doubts:
                 say(doubt)
         if self.group is not None:
-            rows = [(x.label, x.group, part) for part, found in self.parts.items() for x in found]
+            rows = [(x.label, x.group, part) for part, samples in self.parts.items() for x in samples]
             say_groups(str(self.file), "text", *zip(*rows, strict=True))
         alike: dict[float | str, list[str]] = {}
         for name in self.names:
@@ -345,9 +345,9 @@ class TextTable(TextData):
         labels: dict[str, set[str]] = {}
         for sample in self._samples:
             labels.setdefault(sample.key, set()).add(sample.label)
-        if several := [text for text, found in labels.items() if len(found) > 1]:
+        if several := [text for text, names in labels.items() if len(names) > 1]:
             say(f"{self.file}: has {counted(len(several), 'text')} with several labels, such as {several[0][:60]!r}")
-        counts = Counter(name for found in labels.values() for name in found)
+        counts = Counter(name for names in labels.values() for name in names)
         small = [f"{name} ({counts[name]})" for name in self.names if counts[name] < LEAST_TO_SPLIT]
         if small and self.split is None and len(self._own_files) < 2:
             say(f"{self.file}: classes with too few texts to be split are in training only: {listed(small)}")

@@ -113,8 +113,8 @@ def class_poses(network: nn.Module, prediction: Prediction) -> Tensor:
     """
     capsules = prediction.capsules
     if capsules is None or capsules.poses.dim() not in (3, 4):
-        found = "none" if capsules is None else f"poses that are {shown(capsules.poses)}"
-        raise NoClassCapsules(f"expected one capsule for each class, and a {type(network).__name__} gives {found}")
+        got = "none" if capsules is None else f"poses that are {shown(capsules.poses)}"
+        raise NoClassCapsules(f"expected one capsule for each class, and a {type(network).__name__} gives {got}")
     return capsules.poses.flatten(2)
 
 

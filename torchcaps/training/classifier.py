@@ -202,9 +202,9 @@ class Classifier(LightningModule):
         check_labels(labels, self.classes, labels.device)
         counts = labels.bincount(minlength=self.classes)
         if self.class_weights == "balanced":
-            found = counts > 0  # a class without a training sample has a weight that nothing reads
+            present = counts > 0  # a class without a training sample has a weight that nothing reads
             weight: Any = self.loss.weight
-            weight.copy_(len(labels) / (found.sum() * counts.clamp_min(1)))
+            weight.copy_(len(labels) / (present.sum() * counts.clamp_min(1)))
         weighted, balanced = getattr(self.loss, "weight", None) is not None, data.balance
         option = "--data.images.balance true" if isinstance(data, EncodedImages) else "--data.balance true"
         if weighted and balanced:
@@ -243,8 +243,8 @@ class Classifier(LightningModule):
             batch = *mixup(inputs, labels, self.classes, self.mixup), *parts
         loss, weight, _ = self._step("train", batch, batch_idx)
         if not torch.isfinite(loss):
-            found = self._first_non_finite(batch[0])
-            raise FloatingPointError(f"the loss is {loss.item()} at step {self.global_step}: {found}")
+            reason = self._first_non_finite(batch[0])
+            raise FloatingPointError(f"the loss is {loss.item()} at step {self.global_step}: {reason}")
         return loss * weight  # the mean over the processes is then that over the samples
 
     @torch.compiler.set_stance("force_eager")  # compilation would take longer than it saves
@@ -434,8 +434,8 @@ class Classifier(LightningModule):
             self(inputs)
         for handle in handles:
             handle.remove()
-        found = f"the first output that is not finite is that of {layers[0]}" if layers else "all layers are finite"
-        return f"{found}{advice}"
+        reason = f"the first output that is not finite is that of {layers[0]}" if layers else "all layers are finite"
+        return f"{reason}{advice}"
 
 
 def check_compiler(device: torch.device) -> None:

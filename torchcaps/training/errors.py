@@ -37,9 +37,9 @@ def refused(error: BaseException) -> tuple[Path, str]:
     cause: BaseException | None = error
     while cause is not None:
         outer, message = message, str(cause)
-        found = re.match(r'(?:Type .* callable class: )?Parser key "([\w.]+)"', message)
-        if found and found[1] != key:
-            key = found[1]
+        match = re.match(r'(?:Type .* callable class: )?Parser key "([\w.]+)"', message)
+        if match and match[1] != key:
+            key = match[1]
             path += key.split(".")
         cause = cause.__cause__
     expected = re.findall(r"\n *- Expected a (.*)", outer) if re.search(r"Union subtypes\n", outer) else []

@@ -103,8 +103,8 @@ class Report(Callback):
         if len(held_out):
             metric: Any = pl_module.val_accuracy
             accuracy, balanced = accuracies(held_out, held_out_scores, metric.top_k)
-            found = {"val/accuracy": accuracy, "val/balanced_accuracy": balanced}
-            self.about["metrics"] = {**self.about.get("metrics", {}), **found}
+            metrics = {"val/accuracy": accuracy, "val/balanced_accuracy": balanced}
+            self.about["metrics"] = {**self.about.get("metrics", {}), **metrics}
         counts = confusion_matrix(labels, scores.argmax(1), labels=range(len(data.names)))
         self.rows = list(_class_rows(labels, scores.argmax(1), data.names))
         if self.folder is None:
