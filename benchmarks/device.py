@@ -206,7 +206,7 @@ def data_problem(run: Any) -> str:
 def problem_of(part: str, check_hashes: bool) -> str:
     """Return what is missing for the data of a recipe, whose values are given as JSON, or an empty text."""
     from torchcaps import data
-    from torchcaps.data.files import DataError, present_files_only
+    from torchcaps.data.files import DataError, forbid_downloads
     from torchcaps.data.published import Published
     from torchcaps.recipes.values import name_of
 
@@ -215,7 +215,7 @@ def problem_of(part: str, check_hashes: bool) -> str:
         return "an encoder"
     try:
         module = getattr(data, name_of(json.loads(part)))(**arguments)
-        with present_files_only():
+        with forbid_downloads():
             module.prepare_data()
             for file in module.files() if isinstance(module, Published) and check_hashes else ():
                 file.check(file.find(module.root))
@@ -356,7 +356,7 @@ def run_stages(stages: Sequence[Stage], report: Report, seconds: float) -> None:
             try:
                 status, detail = run_stage(stage, log, min(stage.limit, left), signals)
             except Stopped as stopped:
-                report.write(stage.name, "cut", stopped.said, time.monotonic() - began)
+                report.write(stage.name, "cut", stopped.message, time.monotonic() - began)
                 raise
             report.write(stage.name, status, detail, time.monotonic() - began)
             print(f"{stage.name}: {status}: {detail}", flush=True)

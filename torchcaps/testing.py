@@ -55,7 +55,7 @@ def assert_routing_laws(routing: Routing) -> None:
 
 def assert_attributes_are_true(routing: Routing) -> None:
     """Assert that `gives_scores` says whether the parents have scores."""
-    with _numbers():
+    with _set_float64_and_seed():
         scores = _layer(routing)(_children()).scores
     if routing.gives_scores != (scores is not None):
         raise AssertionError(f"gives_scores is {routing.gives_scores}, but the parents' scores are {scores}")
@@ -67,7 +67,7 @@ def assert_all_parameters_learn(routing: Routing) -> None:
     if not routing.last_state_contains_first and getattr(routing, "start", None) == "learned":
         ways = ["unrolled"]  # the routing refuses the other, in which its start learns nothing
     for gradient in ways:
-        with _numbers():
+        with _set_float64_and_seed():
             layer = _layer(routing)
             layer.routing.gradient = gradient
             _loss(layer(_children())).backward()
@@ -79,7 +79,7 @@ def assert_all_parameters_learn(routing: Routing) -> None:
 def assert_coefficients_sum_to_one(routing: Routing) -> None:
     """Assert that coefficients are not negative and sum to one over the parents of each child, or over the children of
     each parent; with a leak they sum to less."""
-    with _numbers():
+    with _set_float64_and_seed():
         coefficients = _layer(routing)(_children(), return_coefficients=True).coefficients
     assert coefficients is not None
     if not (coefficients >= 0).all():
@@ -95,7 +95,7 @@ def assert_coefficients_sum_to_one(routing: Routing) -> None:
 
 def assert_children_have_no_order(routing: Routing) -> None:
     """Assert that the order of children that share their weights does not change the parents."""
-    with _numbers():
+    with _set_float64_and_seed():
         layer, (poses, scores, *_) = _layer(routing), _children()
         assert scores is not None
         order = torch.arange(CHILDREN).roll(2)
@@ -106,7 +106,7 @@ def assert_children_have_no_order(routing: Routing) -> None:
 
 def assert_parents_have_no_order(routing: Routing) -> None:
     """Assert that parents reordered with their parameters give the same results, reordered."""
-    with _numbers():
+    with _set_float64_and_seed():
         layer, children = _layer(routing), _children()
         expected = layer(children)
         order = torch.arange(PARENTS).roll(1)
@@ -125,7 +125,7 @@ def assert_parents_have_no_order(routing: Routing) -> None:
 
 def assert_samples_are_independent(routing: Routing) -> None:
     """Assert that each sample of a batch is routed as if it were alone."""
-    with _numbers():
+    with _set_float64_and_seed():
         layer, children = _layer(routing), _children()
         alone = [layer(Capsules(children.poses[i : i + 1], children.scores[i : i + 1])) for i in range(BATCH)]  # type: ignore[index]
         fields = [None if alone[0][k] is None else torch.cat([x[k] for x in alone]) for k in range(3)]
@@ -138,7 +138,7 @@ def assert_padding_changes_nothing(routing: Routing, backend: Backend = "auto") 
     present = torch.tensor(
         [[0, 0, 1, 1, 0, 1, 1, 0, 1], [1, 0, 1, 1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1, 1]]
     ).bool()
-    with _numbers():
+    with _set_float64_and_seed():
         layer, (poses, scores, *_) = _layer(routing, backend), _children()
         padded = [1e4 * torch.randn(*present.shape, *POSE), torch.full(present.shape, -torch.inf)]
         assert scores is not None
@@ -189,7 +189,7 @@ def assert_backends_agree(routing: Routing) -> None:
         for scored in (False, True):
             results = []
             for backend in backends:
-                with _numbers():
+                with _set_float64_and_seed():
                     layer = _random(make(routing=routing, backend=backend))
                     poses = torch.randn(shape).requires_grad_()
                     scores = torch.randn(shape[: len(shape) - len(layer.in_pose)]).requires_grad_() if scored else None
@@ -313,9 +313,9 @@ def propose_gain(
     for gain, shared_variance in sorted(pairs, key=lambda pair: (pair[1], pair[0])):
         row = measure_first_pass(routing, gain, shared_variance, layers)
         rows.append(row)
-        own = "  <- now" if (gain, shared_variance) == (routing.gain, routing.shared_variance) else ""
+        mark = "  <- now" if (gain, shared_variance) == (routing.gain, routing.shared_variance) else ""
         lengths = f"{row.shortest:.2g} to {row.longest:.2g}"
-        print(f"{gain:7.3g} {shared_variance:17.3g}   {lengths:16} {row.spread:6.2f} {row.largest:10.2f}{own}")
+        print(f"{gain:7.3g} {shared_variance:17.3g}   {lengths:16} {row.spread:6.2f} {row.largest:10.2f}{mark}")
     reasons = []
     for row in sorted(rows, key=lambda row: (row.largest > SOFT, _distance(row))):
         tried = _with(routing, row.gain, row.shared_variance)
@@ -405,7 +405,7 @@ def _children() -> Capsules:
 
 
 @contextlib.contextmanager
-def _numbers() -> Iterator[None]:
+def _set_float64_and_seed() -> Iterator[None]:
     """Set float64 and a fixed random seed within this context, and restore both afterwards."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

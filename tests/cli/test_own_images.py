@@ -319,7 +319,7 @@ def test_parts_on_several_machines_make_one_table(own, capfd, monkeypatch):
     Path("p.csv").write_text("a table of another day")
     for part in ("3/3", "1/3"):
         assert predict(own, new, "--out", "p.csv", "--part", part) == 0
-    assert "part 1 is whole; p.csv is written when these are too: 2" in capfd.readouterr().out
+    assert "part 1 is done; p.csv is written after part 2" in capfd.readouterr().out
     assert Path("p.csv").read_text() == "a table of another day"
     first, third = (Path(f".p.csv.{part}-of-3") for part in (1, 3))
     rows = third.read_text().splitlines(keepends=True)
@@ -333,7 +333,7 @@ def test_parts_on_several_machines_make_one_table(own, capfd, monkeypatch):
     ):
         third.write_text(damaged)
         assert predict(own, new, "--out", "p.csv", "--part", "1/3") == 0
-        assert "part 1 is whole; p.csv is written when these are too: 2, 3" in capfd.readouterr().out
+        assert "part 1 is done; p.csv is written after parts 2, 3" in capfd.readouterr().out
     assert predict(own, new, "--out", "p.csv", "--part", "3/3") == 0
     assert ".p.csv.3-of-3 is damaged, or of another checkpoint or samples: starting anew" in capfd.readouterr().err
     assert third.read_text().splitlines()[0] == rows[0].strip()

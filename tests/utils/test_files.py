@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchcaps.utils import files
-from torchcaps.utils.files import take_folder, whole_files, write_whole
+from torchcaps.utils.files import take_folder, write_files_whole, write_whole
 
 
 def full(unfinished: Path) -> None:
@@ -40,7 +40,7 @@ def test_what_fails_leaves_what_was(tmp_path):
             write_whole(path, full)
         with (
             pytest.raises(OSError, match=f"^cannot write {path}: No space left on device$"),
-            whole_files(path) as unfinished,
+            write_files_whole(path) as unfinished,
         ):
             full(unfinished)
         assert [file.read_text() for file in tmp_path.iterdir()] == earlier
@@ -65,7 +65,7 @@ def test_the_error_of_a_write_names_the_file(tmp_path, monkeypatch):
     os.mkfifo(path)
     with pytest.raises(OSError, match=r"^cannot write file.txt: it is not a regular file$"):
         files.write_text_whole(path, "text")
-    with pytest.raises(OSError, match=r"^cannot write file.txt: it is not a regular file$"), whole_files(path):
+    with pytest.raises(OSError, match=r"^cannot write file.txt: it is not a regular file$"), write_files_whole(path):
         pass
     assert [*Path().rglob("*")] == [path]
     assert path.is_fifo()

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.tokens = tokens
         check_launcher()
         quiet = quiet_lightning() if options.takes_overrides else nullcontext()
-        with warnings_in_one_line(), quiet, StopSignals() as options.signals:
+        with print_warnings_in_one_line(), quiet, StopSignals() as options.signals:
             check_overrides(options)
             options.overrides = changes_in(options)
             options.run(options)
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Stopped as stop:
         with suppress(OSError):  # the terminal may be gone
             if not rank():
-                print(f"torchcaps: {stop.said}", file=sys.stderr)
+                print(f"torchcaps: {stop.message}", file=sys.stderr)
         return stop.status
     except Exception as error:
         if not is_for_users(error):
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def warnings_in_one_line() -> Iterator[None]:
+def print_warnings_in_one_line() -> Iterator[None]:
     """Within this context, a warning for users is printed as other notes are, without a line of code."""
     before = warnings.formatwarning
 
@@ -114,11 +114,11 @@ def check_launcher() -> None:
 
 
 def check_overrides(options: argparse.Namespace) -> None:
-    """Check that what is no option of the command is at least the name of a value of a recipe."""
+    """Check that each argument that is no option of the command names a value of a recipe."""
     values = ("seed_everything", "model", "data", "trainer")
-    for given in options.tokens:
-        name = given.partition("=")[0].rstrip("+")
-        if options.takes_overrides and (not given.startswith("--") or name[2:].partition(".")[0] in values):
+    for token in options.tokens:
+        name = token.partition("=")[0].rstrip("+")
+        if options.takes_overrides and (not token.startswith("--") or name[2:].partition(".")[0] in values):
             continue
         close = difflib.get_close_matches(name, options.options, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; see torchcaps {options.command} --help"
@@ -141,8 +141,10 @@ def parser() -> argparse.ArgumentParser:
     commands: Any = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         name, what = command.__name__.rpartition(".")[2], (command.__doc__ or "").partition("\n")[0]
-        own = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
-        own.set_defaults(run=command.run, takes_overrides=False)
-        command.add_arguments(own)
-        own.set_defaults(options=[name for action in own._actions for name in action.option_strings if name[1] == "-"])
+        command_parser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+        command_parser.set_defaults(run=command.run, takes_overrides=False)
+        command.add_arguments(command_parser)
+        command_parser.set_defaults(
+            options=[name for action in command_parser._actions for name in action.option_strings if name[1] == "-"]
+        )
     return top

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     from torchcaps.bench.report import TABLE, environment, table_rows, write_json
     from torchcaps.ops import backends
 
-    with needs("train"):  # said now, and not after everything has been measured
+    with needs("train"):  # an error now, and not after everything has been measured
         import rich.table  # noqa: F401
 
     device, layers, ways = _choices(options)

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from torchcaps.cli.arguments import add_checkpoint, add_recipe_name, find_run, positive_int
 from torchcaps.utils.checks import counted, one_line, whole_number
-from torchcaps.utils.files import CSVLines, make_folder, user_path, write_whole, writing
+from torchcaps.utils.files import CSVLines, make_folder, name_file_in_errors, user_path, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--out {options.out} is a folder: give the path of a .csv file")
     part, parts = _part(options)
     trained = find_run(options)
-    with _says_how_to_skip():
+    with _name_skip_bad_in_errors():
         if trained.values["model"].get("labels_per_image", 1) != 1:
             raise ValueError("predictions are of one class for each sample, and this network was trained for several")
         samples = list(_samples(options, trained))
@@ -114,7 +114,7 @@ def _names(text: str) -> list[str]:
 
 
 def _part(options: argparse.Namespace) -> tuple[int, int]:
-    """Return which part of how many this process predicts, counted from 1."""
+    """Return the part that this process predicts, counted from 1, and the number of parts."""
     rank, processes = (whole_number(os.environ.get(name, "")) for name in ("RANK", "WORLD_SIZE"))  # of torchrun
     given = options.part or ("1/1" if rank is None or processes is None else f"{rank + 1}/{processes}")
     part, parts = (whole_number(text) or 0 for text in given.partition("/")[::2])
@@ -126,8 +126,8 @@ def _part(options: argparse.Namespace) -> tuple[int, int]:
 
 
 @contextmanager
-def _says_how_to_skip() -> Iterator[None]:
-    """Within this context an error about a picture says how to leave it out."""
+def _name_skip_bad_in_errors() -> Iterator[None]:
+    """Within this context, an error about a picture names --skip_bad, by which such files are left out."""
     from torchcaps.data import DataError
 
     try:
@@ -155,22 +155,22 @@ def _samples(options: argparse.Namespace, trained: "Run") -> Iterator[Sample]:
         raise ValueError(f"predictions are for pictures and texts, and {type(trained.data()).__name__} has neither")
 
 
-def _pictures(given: str, column: str, columns: list[str] | None = None, skip_bad: bool = False) -> Iterator[Sample]:
+def _pictures(source: str, column: str, columns: list[str] | None = None, skip_bad: bool = False) -> Iterator[Sample]:
     from torchcaps.data.pictures import SUFFIXES, find_pictures
 
-    path = user_path(given)
-    if given == STANDARD_INPUT:
+    path = user_path(source)
+    if source == STANDARD_INPUT:
         files = [line.strip() for line in sys.stdin if line.strip()]
     elif os.path.isdir(path):
         files = [str(file) for file in find_pictures(path)[0]]
         if not files:
-            raise ValueError(f"{given}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
+            raise ValueError(f"{source}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
     elif columns and path.suffix.lower() not in TABLES:
-        raise ValueError(f"--columns is for tables, and {given} is none: leave it out")
+        raise ValueError(f"--columns is for tables, and {source} is none: leave it out")
     elif path.suffix.lower() in TABLES:
-        files = _named(path.parent, _column(given, column, columns))
+        files = _named(path.parent, _column(source, column, columns))
     else:
-        files = [given]
+        files = [source]
     for file in files:
         # False for any text, where `Path.is_file` refuses long ones. What cannot be read is left out later.
         if not os.path.isfile(user_path(file)) and not (skip_bad and path.suffix.lower() in TABLES):
@@ -200,35 +200,35 @@ def _named(folder: Path, names: list[str]) -> list[str]:
     return paths
 
 
-def _texts(given: str, column: str, columns: list[str] | None = None) -> Iterator[Sample]:
+def _texts(source: str, column: str, columns: list[str] | None = None) -> Iterator[Sample]:
     from torchcaps.data.table import decoded
 
-    path = user_path(given)
-    if given != STANDARD_INPUT and not os.path.isfile(path):
+    path = user_path(source)
+    if source != STANDARD_INPUT and not os.path.isfile(path):
         raise ValueError(
-            f"there is no file {given}: give a table, a file with a text in each line, or - for such lines"
+            f"there is no file {source}: give a table, a file with a text in each line, or - for such lines"
         )
     if columns or path.suffix.lower() in TABLES:
-        texts = [text.strip() for text in _column(given, column, columns)]
+        texts = [text.strip() for text in _column(source, column, columns)]
     else:
-        is_input = given == STANDARD_INPUT
+        is_input = source == STANDARD_INPUT
         lines = sys.stdin.buffer.read() if is_input else path.read_bytes()
         # Not by splitlines, which also breaks at characters within a line.
-        every = io.StringIO(decoded(lines, "standard input" if is_input else given), newline=None)
+        every = io.StringIO(decoded(lines, "standard input" if is_input else source), newline=None)
         texts = [line.strip() for line in every if line.strip()]
     yield from (Sample(text, text) for text in texts)
 
 
-def _column(given: str, column: str, columns: list[str] | None) -> list[str]:
+def _column(source: str, column: str, columns: list[str] | None) -> list[str]:
     """Return the values of a column of a table, whose columns are `columns` if it has no header line."""
     from torchcaps.data import DataError
     from torchcaps.data.table import read_table
 
-    table = read_table(given, columns)
+    table = read_table(source, columns)
     table.check_columns({"--column": column}, "--columns")
     for row in table.rows:
         if not row.values[column].strip():
-            raise DataError(f"{given} line {row.line}: {column} is empty: fill it in, or remove the line")
+            raise DataError(f"{source} line {row.line}: {column} is empty: fill it in, or remove the line")
     return [row.values[column] for row in table.rows]
 
 
@@ -268,9 +268,9 @@ def _rows(
 class _Table:
     """The table of `--out`, of one or several parts.
 
-    The rows of a part are in a hidden file beside the table, below a line that says of what they are: they are kept if
-    the command is interrupted. When the part is whole, this line also has a hash of the rows. When all parts are whole,
-    they are joined.
+    The rows of a part are in a hidden file beside the table, below a line that names the checkpoint and the samples:
+    they are kept if the command is interrupted. When the part is done, this line also has a hash of the rows. When all
+    parts are done, they are joined.
     """
 
     def __init__(
@@ -291,14 +291,14 @@ class _Table:
         self.files = [self.out.with_name(f".{self.out.name}.{k}-of-{parts}") for k in range(1, parts + 1)]
 
     def write(self, skipped: list[str] | None) -> None:
-        """Write this part, unless it is there, and then the table if no part is missing."""
+        """Write this part, unless it is done, and then the table if no part is missing."""
         make_folder(self.out.parent)
         file = self.files[self.part - 1]
-        if not self._is_whole(file):
+        if not self._is_done(file):
             lock = FileLock(file.with_name(f"{file.name}.lock"))
             try:
                 with lock.acquire(timeout=0):
-                    if not self._is_whole(file):  # another process may have written it in this moment
+                    if not self._is_done(file):  # another process may have written it in this moment
                         if file.exists():
                             reason = "damaged, or of another checkpoint or samples"
                             print(f"torchcaps: {file} is {reason}: starting anew", file=sys.stderr)
@@ -306,9 +306,10 @@ class _Table:
                     Path(lock.lock_file).unlink(missing_ok=True)
             except Timeout:
                 raise ValueError(f"another process is writing this part of {self.out}: wait for it") from None
-        missing = [str(k) for k, other in enumerate(self.files, 1) if not self._is_whole(other)]
+        missing = [str(k) for k, other in enumerate(self.files, 1) if not self._is_done(other)]
         if missing:
-            print(f"part {self.part} is whole; {self.out} is written when these are too: {', '.join(missing)}")
+            others = f"part{'s' * (len(missing) > 1)} {', '.join(missing)}"
+            print(f"part {self.part} is done; {self.out} is written after {others}")
             return
         with suppress(FileNotFoundError):  # another part was as fast, and has joined them
             write_whole(self.out, self._join)
@@ -316,14 +317,14 @@ class _Table:
             other.unlink(missing_ok=True)
         print(f"predictions: {self.out}")
 
-    def _is_whole(self, file: Path) -> bool:
-        """Return whether a part is there, with the rows that were written."""
+    def _is_done(self, file: Path) -> bool:
+        """Return whether the file of a part has all rows that were written."""
         with suppress(OSError), file.open("rb") as part:
             return part.readline() == self._first_line(file, part)
         return False
 
     def _first_line(self, file: Path, rows: io.BufferedReader) -> bytes:
-        """Return the first line of a whole part, which has the rows that follow."""
+        """Return the first line of the file of a part that is done, with a hash of the rows that follow."""
         number = 1 + self.files.index(file)
         facts = {**self.facts, "part": number, "rows": hashlib.file_digest(rows, "sha256").hexdigest()}
         return f"{json.dumps(facts)}\n".encode()
@@ -336,7 +337,7 @@ class _Table:
             skipped += [f"{name}, before the interruption" for name in left_out]
         if done:
             print(f"torchcaps: going on after {counted(done, 'sample')} of {unfinished}", file=sys.stderr)
-        with writing(unfinished), unfinished.open("w", encoding="utf-8", newline="") as opened:
+        with name_file_in_errors(unfinished), unfinished.open("w", encoding="utf-8", newline="") as opened:
             opened.write(self.about)
             writer = csv.writer(CSVLines(opened))
             writer.writerows(rows)
@@ -347,18 +348,18 @@ class _Table:
                     opened.flush()
 
         def copy(path: Path) -> None:
-            with unfinished.open("rb") as whole, path.open("wb") as part:
-                start = len(whole.readline())
-                part.write(self._first_line(file, whole))
-                whole.seek(start)
-                shutil.copyfileobj(whole, part)
+            with unfinished.open("rb") as rows, path.open("wb") as part:
+                start = len(rows.readline())
+                part.write(self._first_line(file, rows))
+                rows.seek(start)
+                shutil.copyfileobj(rows, part)
 
         write_whole(file, copy)
         unfinished.unlink()
 
     def _kept(self, unfinished: Path) -> tuple[list[list[str]], list[str]]:
-        """Return the whole rows that an interrupted command has left for the first samples of this part, and the names
-        of those among these samples that it has left out."""
+        """Return the complete rows that an interrupted command has left for the first samples of this part, and the
+        names of those among these samples that it has left out."""
         try:
             with unfinished.open(encoding="utf-8", newline="") as file:
                 first, text = file.readline(), file.read()

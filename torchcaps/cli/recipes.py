@@ -55,9 +55,9 @@ def _show(options: argparse.Namespace) -> None:
     title = ", ".join(part for part in (recipe.paper, recipe.table, recipe.title) if part)
     print(f"# {printable(title or recipe.name)}")
     ours = summary(_results(options), recipe.name + SMALL if recipe.is_small else recipe.name)
-    for what, said in (("data", recipe.dataset), ("published", recipe.published), ("ours", ours)):
-        if said:
-            print(f"# {what}: {printable(said)}")
+    for what, text in (("data", recipe.dataset), ("published", recipe.published), ("ours", ours)):
+        if text:
+            print(f"# {what}: {printable(text)}")
     print(f"# values of: {', '.join(map(str, recipe.files))}")
     print(f"# runs: {Path(options.runs) / recipe.folder}")
     shown = list(lines(recipe.values))

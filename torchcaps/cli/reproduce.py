@@ -75,5 +75,5 @@ def run(options: argparse.Namespace) -> None:
     try:
         queue.reproduce(root, runs, options.hours, threads, say, options.again)
     except Stopped as stop:
-        stop.said += "; the same command continues"
+        stop.message += "; the same command continues"
         raise

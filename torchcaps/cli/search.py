@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
             _print_trial(plan, study, number)
         paths = write_results(plan, study)
     except Stopped as stop:
-        stop.said += f"; to continue: {_resume_command(options)}"
+        stop.message += f"; to continue: {_resume_command(options)}"
         raise
     except BrokenPipeError:  # torchcaps.cli.main ends without a word
         raise

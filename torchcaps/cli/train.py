@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
         if not training.trainer.is_global_zero:
             sys.exit(0)  # only the first process reports; Lightning would kill it if another one ended with an error
         if training.run_folder:
-            stop.said += f"; {_resume_command(options, training.run_folder)}"
+            stop.message += f"; {_resume_command(options, training.run_folder)}"
         raise
     except OSError as error:
         if training.run_folder is None or isinstance(error, BrokenPipeError):

@@ -92,7 +92,7 @@ class Encoder:
                 self._compute_parts(texts, store, trainer)
             # Also where several machines do not share the folder, and each of them has some of the texts.
             if any(text not in store for text in texts):
-                with self._alone():
+                with self._lock_folder():
                     store.read()  # another run may have added them
                     if new := _new(texts, store):
                         self._compute(new, store)
@@ -109,7 +109,7 @@ class Encoder:
 
         if not any_process(any(text not in store for text in texts)):
             return
-        with self._alone() if trainer.is_global_zero else nullcontext():
+        with self._lock_folder() if trainer.is_global_zero else nullcontext():
             any_process(False)  # waits for the first process, which waits for other runs
             # A part depends on all texts, not on those that are new: the other processes already add some.
             part = sorted(set(texts), key=lambda text: (len(text), text))[trainer.global_rank :: trainer.world_size]
@@ -120,7 +120,7 @@ class Encoder:
         store.read()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _lock_folder(self) -> Iterator[None]:
         """Wait until no other run computes embeddings, and remove what a killed one has left unfinished."""
         make_folder(self.folder)
         lock = FileLock(self.folder / "run.lock")
@@ -304,10 +304,10 @@ def check_sizes(name: str, trainer: Trainer | None, sizes: Callable[[], tuple[in
     """
     network = getattr(getattr(trainer, "lightning_module", None), "network", None)
     wanted = getattr(network, "layers", None), getattr(network, "width", None)
-    if None not in wanted and (given := sizes()) != wanted:
+    if None not in wanted and (actual := sizes()) != wanted:
         raise DataError(
-            f"the encoder {name} has {given[0]} layers of {given[1]}, and the network takes {wanted[0]} of "
-            f"{wanted[1]}: set model.network.layers={given[0]} and model.network.width={given[1]}"
+            f"the encoder {name} has {actual[0]} layers of {actual[1]}, and the network takes {wanted[0]} of "
+            f"{wanted[1]}: set model.network.layers={actual[0]} and model.network.width={actual[1]}"
         )
 
 

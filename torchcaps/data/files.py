@@ -22,22 +22,22 @@ class DataError(RuntimeError):
         super().__init__(message.rpartition(f"\n{__name__}.DataError: ")[2].strip())
 
 
-_present_only: ContextVar[bool] = ContextVar("present_only", default=False)
+_downloads_forbidden: ContextVar[bool] = ContextVar("downloads_forbidden", default=False)
 
 
 @contextmanager
-def present_files_only() -> Iterator[None]:
+def forbid_downloads() -> Iterator[None]:
     """Within this context, data sets download and render nothing: a missing file is a DataError."""
-    token = _present_only.set(True)
+    token = _downloads_forbidden.set(True)
     try:
         yield
     finally:
-        _present_only.reset(token)
+        _downloads_forbidden.reset(token)
 
 
 def raise_if_no_downloads(path: Path) -> None:
     """Raise DataError if missing files must not be downloaded or rendered now."""
-    if _present_only.get():
+    if _downloads_forbidden.get():
         raise DataError(f"{path} is not there")
 
 
@@ -110,7 +110,7 @@ class CanonicalFile:
 
     def _download(self, place: Path | None) -> Path:
         cache = pooch.os_cache("torchcaps") / self.folder
-        if _present_only.get() and (cache / self.name).exists():
+        if _downloads_forbidden.get() and (cache / self.name).exists():
             return Path(cache / self.name)
         raise_if_no_downloads(cache / self.name)
         failures = []
@@ -122,8 +122,8 @@ class CanonicalFile:
                 # requests raises OSErrors, pooch a ValueError for a wrong hash.
                 reason = textwrap.shorten(f"{type(error).__name__}: {error}", 100)
                 failures.append(f"{url} ({reason})")
-        here = f"{place}" if place else f"DIR/{self.folder}/{self.name} and set TORCHCAPS_DATA=DIR"
+        destination = f"{place}" if place else f"DIR/{self.folder}/{self.name} and set TORCHCAPS_DATA=DIR"
         raise DataError(
-            f"cannot download {self.name} ({self.algorithm} {self.digest}): put it at {here}; "
+            f"cannot download {self.name} ({self.algorithm} {self.digest}): put it at {destination}; "
             f"tried {', '.join(failures) or 'no address, it comes inside an archive'}"
         )

@@ -15,7 +15,7 @@ from torchcaps.deploy.programs import Inputs, Program, as_module, outputs_of, pr
 from torchcaps.measures.predicting import check_scores
 from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import checked
-from torchcaps.utils.files import user_path, whole_files
+from torchcaps.utils.files import user_path, write_files_whole
 
 Target = Literal["onnx", "torch"]
 TARGETS: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}  # with the ends of their names
@@ -87,10 +87,10 @@ def export(
     # The network itself, if it runs here: other devices may compute less precisely, and the CPU lacks some backends.
     runs = all(value.is_cpu for value in (*network.parameters(), *network.buffers()))
     runs &= all(part.backend == "auto" for part in routed(network))
-    own = type(module)(network, decoder) if runs else module
+    reference = type(module)(network, decoder) if runs else module
     random = torch.get_rng_state()
-    with evaluating(own):  # before the export: wrong inputs end in the network's own message
-        expected = outputs_of(own, batches[: len(SIZES)])
+    with evaluating(reference):  # before the export: wrong inputs end in the network's own message
+        expected = outputs_of(reference, batches[: len(SIZES)])
         if not torch.get_rng_state().equal(random):
             raise ValueError(
                 "the network draws random numbers, in evaluation mode too, so that no file can compute the same: "
@@ -100,18 +100,18 @@ def export(
             check_scores(scores)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # scores that are all 0, for example
-            expected += outputs_of(own, batches[len(SIZES) :])
+            expected += outputs_of(reference, batches[len(SIZES) :])
     program = program_of(module, inputs)
     shapes = {
         name: [sizes[at].__name__ if at in sizes else size for at, size in enumerate(x.shape)]
         for name, sizes, x in zip(module.input_names, module.sizes, inputs, strict=True)
     }
-    with whole_files(path) as unfinished:
+    with write_files_whole(path) as unfinished:
         about = {"torchcaps": torchcaps.__version__, "inputs": shapes, **(facts or {})}
         write(program, module, inputs, about, unfinished)
         results = run(unfinished, batches)
-        with evaluating(own):
-            return _difference(own, batches, expected, results)
+        with evaluating(reference):
+            return _difference(reference, batches, expected, results)
 
 
 def _batch(inputs: Inputs, size: int, halved: bool) -> Inputs:

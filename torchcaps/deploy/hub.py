@@ -17,7 +17,7 @@ from torchcaps.models.pretrained import write_tensors
 from torchcaps.recipes import Recipe
 from torchcaps.runs import Checkpoint, Run
 from torchcaps.runs.checkpoint import A_FOLDER, CARD, CONFIG, WEIGHTS
-from torchcaps.runs.hub import downloaded, endpoint, errors_of_the_hub
+from torchcaps.runs.hub import convert_hub_errors, downloaded, endpoint
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.extras import needs
 from torchcaps.utils.files import user_path, write_text_whole
@@ -122,7 +122,7 @@ def push_to_hub(
 
     run = _run(run)
     api = HfApi(endpoint=endpoint(), token=token, library_name="torchcaps")
-    with tempfile.TemporaryDirectory() as folder, errors_of_the_hub(f"cannot upload to {repo_id}"):
+    with tempfile.TemporaryDirectory() as folder, convert_hub_errors(f"cannot upload to {repo_id}"):
         repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not revision.startswith("refs/"):  # a pull request has its branch already
             api.create_branch(repo, branch=revision, exist_ok=True)

@@ -29,7 +29,7 @@ LARGEST = 2**31 - 2**24  # bytes of weights that a file can hold, with room for 
 def write_onnx(program: ExportedProgram, module: Program, inputs: Inputs, facts: dict[str, Any], path: Path) -> None:
     """Write a program as an ONNX file, with the facts as metadata, and check its form."""
     try:
-        with quiet():
+        with silence_exporter():
             exported = torch.onnx.export(
                 program,
                 inputs,
@@ -127,7 +127,7 @@ def run_onnx(path: Path, batches: list[Inputs]) -> list[Inputs]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_exporter() -> Iterator[None]:
     """Within this context there are no warnings, nor messages of the exporter about packages that it does not need."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

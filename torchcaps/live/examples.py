@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import DataError, ImageData, ImageFolder
-from torchcaps.data.files import present_files_only
+from torchcaps.data.files import forbid_downloads
 from torchcaps.data.order import evenly_chosen
 from torchcaps.explain.page import Samples, samples_of
 from torchcaps.utils.arguments import checked
@@ -24,7 +24,7 @@ def test_images(data: ImageData) -> Samples | None:
     here = copy(data)
     first: dict[tuple[int, ...], tuple[int, Tensor, Tensor]] = {}
     try:
-        with present_files_only():
+        with forbid_downloads():
             here.setup("test")
         some = evenly_chosen(len(here.part("test")), SEARCHED)  # type: ignore[arg-type]
         for start in range(0, len(some), AT_ONCE):

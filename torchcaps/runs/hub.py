@@ -15,7 +15,7 @@ HUB = "hub:"  # before the name of a repository, where a source of a run may als
 def downloaded(
     name: str, revision: str | None = None, token: str | bool | None = None, cache_dir: str | None = None
 ) -> Path:
-    """Return the folder into which a repository is downloaded, `user/name` or `user/name@revision`, unless it is there.
+    """Download a repository, `user/name` or `user/name@revision`, unless the cache has it, and return its folder.
 
     Raises:
         ValueError: the repository cannot be read.
@@ -25,7 +25,7 @@ def downloaded(
     with needs("hub"):
         from huggingface_hub import snapshot_download
 
-    with errors_of_the_hub(f"the repository {name} cannot be read"):
+    with convert_hub_errors(f"the repository {name} cannot be read"):
         folder = snapshot_download(
             name,
             revision=revision or at or None,
@@ -44,8 +44,8 @@ def endpoint() -> str | None:
 
 
 @contextmanager
-def errors_of_the_hub(what: str) -> Iterator[None]:
-    """Within this context all errors are ValueErrors of one line."""
+def convert_hub_errors(what: str) -> Iterator[None]:
+    """Within this context, every error is raised as a ValueError of one line."""
     try:
         yield
     except Exception as error:  # of huggingface_hub, of its HTTP client and of the network: many types

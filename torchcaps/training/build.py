@@ -49,7 +49,7 @@ from torchcaps.training.trainer import Trainer
 from torchcaps.training.values import Values
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import counted, one_line
-from torchcaps.utils.files import take_folder, write_text_whole, writing
+from torchcaps.utils.files import name_file_in_errors, take_folder, write_text_whole
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
 
@@ -114,8 +114,8 @@ class Training:
                 raise  # perhaps an error in the user's own modules
             if isinstance(error, OSError | ImportError):
                 raise
-            said = innermost(error) or f"the training cannot be built: {type(error).__name__}"
-            raise ValueError(said) from error  # without the lines that jsonargparse adds
+            message = innermost(error) or f"the training cannot be built: {type(error).__name__}"
+            raise ValueError(message) from error  # without the lines that jsonargparse adds
 
     @quiet_lightning()
     def fit(self) -> None:
@@ -207,8 +207,8 @@ class Training:
         callbacks = self._callbacks(arguments)
         if not any(isinstance(callback, Checkpoint) for callback in callbacks):
             arguments["enable_checkpointing"] = False  # otherwise Lightning adds a callback of its own
-        given = arguments["plugins"] or []
-        plugins = [*(given if isinstance(given, list) else [given]), AtomicCheckpointIO(self._resumption)]
+        plugins = arguments["plugins"] or []
+        plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO(self._resumption)]
         try:
             return Trainer(**{**arguments, "callbacks": callbacks, "plugins": plugins})
         except (TypeError, MisconfigurationException) as error:  # for a wrong value
@@ -216,8 +216,8 @@ class Training:
 
     def _callbacks(self, arguments: dict[str, Any]) -> list[Any]:
         """Return the callbacks of the recipe, and those of every training."""
-        given = arguments["callbacks"] or []
-        callbacks = list(given) if isinstance(given, list) else [given]
+        callbacks = arguments["callbacks"] or []
+        callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         if self.run_folder is None:
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
         for callback in callbacks:
@@ -308,9 +308,8 @@ def _check_kind(network: Namespace, data: Namespace) -> None:
 
 
 def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tuple[LabeledData, nn.Module]:
-    """Build the user's own data and a network for it. Write what they determine of each other, and of the rest of the
-    model, into the values: arguments of the network that follow from the files and, where the network takes images of
-    one shape only, this shape."""
+    """Build the user's own data and a network for it. Write into the values what each determines of the other, such as
+    the classes and the shape of the images, and a learning rate and a loss that suit the network."""
     _check_kind(model_values.network, data_values.init_args)
     arguments = model_values.network.init_args
     if "size" in arguments and arguments.size is None:
@@ -372,5 +371,5 @@ class _CSVLogger(CSVLogger):
     """Lightning's logger, whose errors name the file."""
 
     def save(self) -> None:
-        with writing(Path(self.log_dir) / "metrics.csv"):
+        with name_file_in_errors(Path(self.log_dir) / "metrics.csv"):
             super().save()

@@ -108,7 +108,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Within this context, an error of a write is one line that names `path`: that of a full disk names no file."""
     if os.path.exists(path) and not os.path.isfile(path):  # a new file would replace /dev/null
         raise OSError(f"cannot write {path}: it is not a regular file")
@@ -130,7 +130,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     process = f"{platform.node()}.{os.getpid()}"
     unfinished = path.with_name(f".{path.stem}.{process}.unfinished{path.suffix}")
     try:
-        with writing(path):
+        with name_file_in_errors(path):
             write(unfinished)
             with unfinished.open("r+b") as file:
                 os.fsync(file.fileno())
@@ -173,11 +173,14 @@ def write_csv_whole(path: Path, header: Sequence[str], rows: Iterable[Sequence[A
 
 
 @contextmanager
-def whole_files(path: Path) -> Iterator[Path]:
+def write_files_whole(path: Path) -> Iterator[Path]:
     """Give the path of the same name in a hidden folder beside `path`. When the context ends without an error, the file
     there, and those whose names begin with its name, are moved to their place; otherwise nothing is left."""
     make_folder(path.parent)
-    with writing(path), tempfile.TemporaryDirectory(dir=path.parent.absolute(), prefix=f".{path.stem}.") as folder:
+    with (
+        name_file_in_errors(path),
+        tempfile.TemporaryDirectory(dir=path.parent.absolute(), prefix=f".{path.stem}.") as folder,
+    ):
         yield Path(folder) / path.name
         files = [file for file in Path(folder).iterdir() if file.name.startswith(path.name)]
         for file in sorted(files, reverse=True):  # the file itself is the last one

@@ -20,13 +20,13 @@ RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")  # variables that torchrun, SLURM
 LAUNCHERS = (*RANKS, "JSM_NAMESPACE_RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK")  # variables that hold numbers
 FOR_USERS = ("DataError", "ValueError", "CannotResume", "FloatingPointError")  # errors whose message is for the user
 PATIENCE = 3.0  # seconds in which the first process reports an error that all have
-GRACE = 60.0  # seconds in which it says that another one has ended; while it waits for that one's data it cannot
+GRACE = 60.0  # seconds in which it reports that another has ended, which it cannot while it waits for data from it
 
 
 def rank() -> int:
     """Return the index of this process among those that train together, 0 if it is alone."""
-    given = (whole_number(os.environ.get(name, "")) for name in RANKS)
-    return next((number for number in given if number is not None), 0)
+    ranks = (whole_number(os.environ.get(name, "")) for name in RANKS)
+    return next((number for number in ranks if number is not None), 0)
 
 
 def should_print(error: BaseException) -> bool:

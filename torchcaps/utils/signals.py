@@ -21,13 +21,13 @@ class Stopped(SystemExit):
 
     Attributes:
         status: exit status, 128 + the number of the signal.
-        said: message for the user.
+        message: what the user is told.
     """
 
     def __init__(self, number: int) -> None:
         self.status = 128 + number
         super().__init__(self.status)
-        self.said = f"stopped by {signal.Signals(number).name}"
+        self.message = f"stopped by {signal.Signals(number).name}"
 
 
 class StopSignals:
