@@ -129,7 +129,7 @@ def test_the_checkpoint_before_takes_the_place_of_a_damaged_one(what, checkpoint
     printed = capfd.readouterr()
     (line,) = printed.err.splitlines()
     assert line.startswith(f"torchcaps: {checkpoints / 'last.ckpt'} is damaged (")
-    assert line.endswith(f"): taking {checkpoints / 'previous.ckpt'}, the newest that is whole")
+    assert line.endswith(f"): taking {checkpoints / 'previous.ckpt'}, the newest that is intact")
     assert "test/accuracy: 0." in printed.out
     assert call("test", "--ckpt_path", str(checkpoints / "last.ckpt")) == 0
     (line,) = capfd.readouterr().err.splitlines()
@@ -139,7 +139,7 @@ def test_the_checkpoint_before_takes_the_place_of_a_damaged_one(what, checkpoint
 def test_training_goes_on_from_the_one_before(checkpoints, capfd):
     harm("one bit", checkpoints / "last.ckpt")
     assert call("train", "--ckpt_path", "last", "--trainer.max_epochs=2") == 0
-    assert f"taking {checkpoints / 'previous.ckpt'}, the newest that is whole" in capfd.readouterr().err
+    assert f"taking {checkpoints / 'previous.ckpt'}, the newest that is intact" in capfd.readouterr().err
     again = torch.load("runs/quickstart/version_1/checkpoints/last.ckpt", weights_only=True)
     assert curves_of(Path("runs/quickstart/version_1"))["accuracy"]["training"][0] == [1, 2]  # with the epoch before
     harm("one bit", checkpoints / "last.ckpt")  # a second time, which restores it
@@ -236,7 +236,7 @@ def test_damaged_ones_alone(command, checkpoints, capfd):
     assert call(command, "--ckpt_path", "last") == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"torchcaps: {checkpoints / 'last.ckpt'} is damaged (")
-    assert "no whole checkpoint under runs/quickstart" in line
+    assert "no intact checkpoint under runs/quickstart" in line
     assert call(command, "--ckpt_path", "mine.ckpt") == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("torchcaps: mine.ckpt is damaged")

@@ -54,5 +54,5 @@ class AffNIST(ExpandedMNIST):
         if path and path.exists():
             check_regular(path, f"replace it with {ADDRESS}")
             return path
-        here = f"{folder}" if folder else "DIR/affnist and set TORCHCAPS_DATA=DIR"
-        raise DataError(f"no test set of affNIST: put {ADDRESS} at {here}")
+        place = f"{folder}" if folder else "DIR/affnist and set TORCHCAPS_DATA=DIR"
+        raise DataError(f"no test set of affNIST: put {ADDRESS} at {place}")

@@ -294,8 +294,8 @@ class ImageFolder(ImageData):
 
     def _readable(self, part: Part) -> list[str]:
         """Return the pictures of a part that were read without an error."""
-        own = (path for path, of in self.parts.items() if of == part)
-        return [path for path in own if path in self._readings and not self._readings[path].error]
+        paths = (path for path, of in self.parts.items() if of == part)
+        return [path for path in paths if path in self._readings and not self._readings[path].error]
 
     def _find_window(self) -> None:
         """Set the window of pictures with more than 8 bits to what those of the training use."""

@@ -128,8 +128,8 @@ class ImageNet(ImageData):
     def _folder(self) -> Path:
         folder = own_folder(self.root, "imagenet")
         if folder is None or not all((folder / part).is_dir() for part in ("train", "val")):
-            here, advice = (folder, "") if folder else ("DIR/imagenet", " and set TORCHCAPS_DATA=DIR")
-            raise DataError(f"no ImageNet: put its images at {here}/{{train,val}}/<class>/*.JPEG{advice}")
+            place, advice = (folder, "") if folder else ("DIR/imagenet", " and set TORCHCAPS_DATA=DIR")
+            raise DataError(f"no ImageNet: put its images at {place}/{{train,val}}/<class>/*.JPEG{advice}")
         return folder
 
 

@@ -60,8 +60,8 @@ class Order(DistributedSampler[int]):
             self.of_class = labels.argsort(stable=True).split(labels.unique(return_counts=True)[1].tolist())
 
     def __len__(self) -> int:
-        own = len(range(self.rank, self.samples, self.num_replicas))
-        return own + (0 < self._in_batch(self._last) <= self.rank)
+        in_full_rounds = len(range(self.rank, self.samples, self.num_replicas))
+        return in_full_rounds + (0 < self._in_batch(self._last) <= self.rank)
 
     def __iter__(self) -> Iterator[int]:
         epoch, batch = self.position() or (self.epoch, 0)

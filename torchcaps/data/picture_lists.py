@@ -184,8 +184,8 @@ def pictures_in_table(
     doubts = []
     if group is None:
         doubts = doubts_of_columns(table, picture, label) or _doubts(folder, inside, classes, {})
-    own = user_path(name).resolve()
-    rest = [path.relative_to(folder).as_posix() for path in others if path.resolve() != own]
+    table_file = user_path(name).resolve()
+    rest = [path.relative_to(folder).as_posix() for path in others if path.resolve() != table_file]
     return PictureList(classes, {}, groups, rest, beside, doubts)
 
 

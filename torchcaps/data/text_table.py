@@ -188,9 +188,9 @@ class TextTable(TextData):
     def parts(self) -> dict[Part, list[Sample]]:
         """The texts of each part: "train", "val" and "test"."""
         parts: dict[Part, list[Sample]] = {"train": [], "val": [], "test": []}
-        for sample, own in zip(self._samples, self._split, strict=True):
-            if own is not None:
-                parts[own].append(sample)
+        for sample, row_part in zip(self._samples, self._split, strict=True):
+            if row_part is not None:
+                parts[row_part].append(sample)
         for of, file in self._own_files.items():
             parts[of] = self._read(file)
         for part in ("train", "test"):
@@ -257,7 +257,7 @@ class TextTable(TextData):
     def _split(self) -> Sequence[Part | None]:
         """The part of each row of `file`; None for rows that a given split does not have."""
         if self.split is not None:
-            return self._parts_in(self._given, self.split)
+            return self._parts_in(self._given_split, self.split)
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
         for part in self._own_files:
             del shares[part]
@@ -271,7 +271,7 @@ class TextTable(TextData):
         return [parts[text] for text in words]
 
     @cached_property
-    def _given(self) -> dict[bytes, Part]:
+    def _given_split(self) -> dict[bytes, Part]:
         """The split that was given, by the hash of each text."""
         return {} if self.split is None else read_split(self.split)
 
@@ -319,7 +319,7 @@ class TextTable(TextData):
         """Say which classes are too small to be split or seem to be one, and which texts are there more than once."""
         texts = {part: {digest(sample.key) for sample in samples} for part, samples in self.parts.items()}
         words = {part: {digest(sample.words) for sample in samples} for part, samples in self.parts.items()}
-        for key, part in self._given.items():
+        for key, part in self._given_split.items():
             texts[part].add(key)  # also what is no longer there, if there are no groups
         pairs: list[tuple[Part, Part]] = [("val", "train"), ("test", "train"), ("test", "val")]
         for part, other in pairs:

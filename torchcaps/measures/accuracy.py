@@ -28,11 +28,11 @@ def is_right(scores: Tensor, labels: Tensor) -> Tensor:
         raise ValueError(f"expected labels of shape {expected}, got {shown(labels)}")
     if labels.dim() == 1:
         check_labels(labels, scores.shape[1], scores.device)
-        own = torch.zeros_like(scores, dtype=torch.bool).scatter(1, labels.long().unsqueeze(1), True)
+        labeled = torch.zeros_like(scores, dtype=torch.bool).scatter(1, labels.long().unsqueeze(1), True)
     else:
-        own = labels > 0
-    highest_other = scores.where(~own, -torch.inf).amax(1)
-    return (scores.where(own, torch.inf).amin(1) > highest_other) & own.any(1) & scores.amax(1).isfinite()
+        labeled = labels > 0
+    highest_other = scores.where(~labeled, -torch.inf).amax(1)
+    return (scores.where(labeled, torch.inf).amin(1) > highest_other) & labeled.any(1) & scores.amax(1).isfinite()
 
 
 def balanced_accuracy(right: Tensor, labels: Tensor) -> float:

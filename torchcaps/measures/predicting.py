@@ -49,8 +49,8 @@ def inputs_for(network: nn.Module, inputs: Inputs) -> Inputs:
 
 def run_network(network: nn.Module, inputs: Inputs) -> Any:
     """Return what a network returns for its inputs, which may be on any device."""
-    given = inputs_for(network, inputs)
-    return network(*given) if isinstance(given, tuple) else network(given)
+    moved = inputs_for(network, inputs)
+    return network(*moved) if isinstance(moved, tuple) else network(moved)
 
 
 def check_scores(scores: Tensor) -> None:

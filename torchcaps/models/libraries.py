@@ -113,7 +113,7 @@ def _of_transformers(name: str, pretrained: bool, size: int | None) -> NamedNetw
     config = getattr(config, "vision_config", config)
     mean, std = standardization(images, getattr(config, "num_channels", 3))
     sides = (size, images.get("crop_size"), images.get("size"))
-    side = image_side(next((given for given in sides if given is not None), getattr(config, "image_size", None)))
+    side = image_side(next((value for value in sides if value is not None), getattr(config, "image_size", None)))
     if pretrained:
         network = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False)
     else:
@@ -132,11 +132,11 @@ def standardization(values: dict[str, Any], channels: int) -> tuple[list[float],
     """
     mean: Any = values.get("image_mean")
     std: Any = values.get("image_std")
-    for name, given, least in (("image_mean", mean, 0.0), ("image_std", std, LEAST_STD)):
-        plain = isinstance(given, list) and len(given) == channels and not any(isinstance(x, bool) for x in given)
-        if not plain or not all(isinstance(x, int | float) and least <= x <= 1 for x in given):
+    for name, value, least in (("image_mean", mean, 0.0), ("image_std", std, LEAST_STD)):
+        plain = isinstance(value, list) and len(value) == channels and not any(isinstance(x, bool) for x in value)
+        if not plain or not all(isinstance(x, int | float) and least <= x <= 1 for x in value):
             raise ValueError(
-                f"its preprocessor_config.json has {name} = {shown(given)}: "
+                f"its preprocessor_config.json has {name} = {shown(value)}: "
                 f"expected {counted(channels, 'number')} from {least:g} to 1, one of each color"
             )
     return mean, std

@@ -130,11 +130,11 @@ def load_state(network: nn.Module, state: Mapping[str, Tensor], source: object) 
     check_dense(state, source)
     known = network.state_dict()
     for name in {**known, **state}:
-        there, here = (tuple(values[name].shape) if name in values else "none" for values in (state, known))
-        if there != here:
+        shape, expected_shape = (tuple(values[name].shape) if name in values else "none" for values in (state, known))
+        if shape != expected_shape:
             raise ValueError(
-                f"{source} has the weights of another network: {name} has shape {there} there, expected {here}: give "
-                "those of this network"
+                f"{source} has the weights of another network: {name} has shape {shape} there, expected "
+                f"{expected_shape}: give those of this network"
             )
     for name, value in state.items():
         expected = known[name]

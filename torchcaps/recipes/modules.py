@@ -26,14 +26,14 @@ class OwnModules:
         allowed: whether the recipe may use code of its own. Otherwise no folder is added.
 
     Attributes:
-        files: whole paths of the user's own files, none if their code is not allowed.
+        files: absolute paths of the user's own files, none if their code is not allowed.
     """
 
     def __init__(self, recipe: str, files: Iterable[Path], allowed: bool):
         self.recipe = recipe
         # Where a file is a link, its folder is that of the link.
-        whole = [file.parent.resolve() / file.name for file in files]
-        self.files = [file for file in whole if allowed and not file.is_relative_to(FOLDER.resolve())]
+        absolute = [file.parent.resolve() / file.name for file in files]
+        self.files = [file for file in absolute if allowed and not file.is_relative_to(FOLDER.resolve())]
         self.folders = list(dict.fromkeys(file.parent for file in reversed(self.files)))
         sys.path += [str(folder) for folder in self.folders if str(folder) not in sys.path]
 

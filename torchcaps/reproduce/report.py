@@ -87,8 +87,8 @@ def _of_seeds(name: str, group: Sequence[Result]) -> dict[str, str]:
     values: dict[str, list[float]] = {}
     for result in group:
         values.setdefault(result.data, []).append(result.value)
-    own = [result for result in group if not result.data]
-    hours = sum(result.hours for result in own)
+    on_recipe_data = [result for result in group if not result.data]
+    hours = sum(result.hours for result in on_recipe_data)
     cells = {
         "recipe": f"`{' '.join(filter(None, (name, _options(group[0]))))}`",
         "parameters": f"{group[0].parameters:,}",
@@ -97,7 +97,7 @@ def _of_seeds(name: str, group: Sequence[Result]) -> dict[str, str]:
         "hours": "" if isnan(hours) else f"{hours:.0f}" if hours >= 100 else f"{hours:.2g}",
     }
     cells |= {f"on {data.rpartition('.')[2]}": f"{mean(values[data])} %" for data in values if data}
-    return cells | {column: _by_seed({run.seed: getattr(run, column) for run in own}) for column in ABOUT}
+    return cells | {column: _by_seed({run.seed: getattr(run, column) for run in on_recipe_data}) for column in ABOUT}
 
 
 def _by_seed(values: dict[int, str]) -> str:

@@ -180,7 +180,7 @@ def _check_values(values: Any) -> None:
 
 
 def _temperature(value: Any, source: Path) -> float | None:
-    """Return a temperature that `best_temperature` may have returned; divided by others, scores may not be finite."""
+    """Return a temperature within the bounds of `best_temperature`: divided by others, scores may not be finite."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not LOWEST <= value <= HIGHEST:
@@ -190,21 +190,21 @@ def _temperature(value: Any, source: Path) -> float | None:
     return float(value)
 
 
-def check_alike(given: Any, fresh: Any, name: str = "fit_loop") -> None:
-    """Raise a TypeError if the state of a loop, which anybody may have written, has no counts where that of a loop that
-    has not begun has some. Names that only one of them has are those of another version."""
-    for key, value, expected in _leaves_of_both(given, fresh, name):
+def check_alike(state: Any, fresh: Any, name: str = "fit_loop") -> None:
+    """Raise a TypeError if the state of a loop, which anybody may have written, has no count where the state of a fresh
+    loop has one, or a value of another type. A name that only one of them has is that of another version."""
+    for key, value, expected in _leaves_of_both(state, fresh, name):
         fits = is_count(value) if type(expected) is int else type(value) is type(expected)
         if not fits:
             raise TypeError(f"{key} is {shown(value)} ({type(value).__name__})")
 
 
-def _leaves_of_both(given: Any, fresh: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(fresh, dict) and isinstance(given, dict):
-        for key in fresh.keys() & given.keys():
-            yield from _leaves_of_both(given[key], fresh[key], key)
+def _leaves_of_both(state: Any, fresh: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(fresh, dict) and isinstance(state, dict):
+        for key in fresh.keys() & state.keys():
+            yield from _leaves_of_both(state[key], fresh[key], key)
     else:
-        yield name, given, fresh
+        yield name, state, fresh
 
 
 def damage(path: Path) -> str | None:

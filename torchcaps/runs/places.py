@@ -98,13 +98,13 @@ def _newest(folder: Path, of_recipe: bool = False) -> Path:
             return _intact(newest)
     path, problem = newest_intact(folder.glob("version_*/checkpoints"))
     if path is None and problem:
-        raise ValueError(f"{problem}, and there is no whole checkpoint under {folder}: train again")
+        raise ValueError(f"{problem}, and there is no intact checkpoint under {folder}: train again")
     if path is None:
         # A recipe may have runs elsewhere, so that no command to train it would be right.
         how = "train first, or give the --runs and --small of its training" if of_recipe else A_RUN
         raise ValueError(f"{folder} has no checkpoint of a run: {how}")
     if problem:
-        warn(f"{problem}: taking {path}, the newest that is whole")
+        warn(f"{problem}: taking {path}, the newest that is intact")
     return path
 
 

@@ -235,9 +235,9 @@ class Run:
         load_state(training.model, state, self.path)
 
     def _with_split(self) -> dict[str, Any]:
-        """Return the values, in which one's own data names the checkpoint as its split: if files were added or deleted
-        since, a new one would test on samples that the network was trained on. Of a folder of `save_pretrained`, which
-        has no split, that is an error once samples are read."""
+        """Return the values with the checkpoint as the split of one's own data: if files were added or deleted since, a
+        new split would test on samples that the network was trained on. A folder of `save_pretrained` has no split;
+        reading the samples is then an error."""
         values = copy.deepcopy(self.values)
         arguments = own_arguments(values["data"])
         if {"split", "test_share"} <= arguments.keys():

@@ -74,10 +74,10 @@ class Plan:
         splits = sorted(self.folder.glob("trial_*/version_*/split.csv"))
         data = self.recipe.config.get("data") or {}
         name = "data.images.split" if isinstance((data.get("init_args") or {}).get("images"), dict) else "data.split"
-        given = own_arguments(data).get("split") is not None or any(
+        has_split = own_arguments(data).get("split") is not None or any(
             ".".join(x.path).startswith(name) for x in overrides
         )
-        if splits and not given:
+        if splits and not has_split:
             overrides += overrides_of({name: str(splits[0])})
         return Training(Values.of(self.recipe, overrides, self.allow_code), **options)
 
@@ -96,19 +96,19 @@ def read_plan(recipe: Recipe, **options: Any) -> Plan:
     place = f"{recipe.name}: search.values"
     if not head["values"]:
         raise ValueError(f"{place} is empty: give at least one value to search")
-    values = {str(name): _space(f"{place}: {name}", given) for name, given in head["values"].items()}
+    values = {str(name): _space(f"{place}: {name}", choice) for name, choice in head["values"].items()}
     return Plan(recipe, **{**head, "values": values, **options})
 
 
-def _space(place: str, given: dict[str, Any]) -> BaseDistribution:
+def _space(place: str, choice: dict[str, Any]) -> BaseDistribution:
     """Return what a value is chosen from. A range has integers if all of its numbers are integers."""
     try:
-        if "choices" in given:
-            return CategoricalDistribution(**given)
-        if not all(map(math.isfinite, given.values())):
+        if "choices" in choice:
+            return CategoricalDistribution(**choice)
+        if not all(map(math.isfinite, choice.values())):
             raise ValueError("a number is not finite")
-        integers = all(isinstance(number, int) for number in given.values())
-        return IntDistribution(**given) if integers else FloatDistribution(**given)
+        integers = all(isinstance(number, int) for number in choice.values())
+        return IntDistribution(**choice) if integers else FloatDistribution(**choice)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{place} must be {{low: NUMBER, high: NUMBER}}, also with log: true or step: NUMBER, or "

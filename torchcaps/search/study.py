@@ -156,12 +156,12 @@ def _take(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial, FileLock] | No
     folder = plan.folder_of(number)
     is_new = not folder.exists()
     folder.mkdir(exist_ok=True)
-    asked = study.ask(dict(plan.values)).number
-    if asked != number:  # another machine has taken that one in this moment
+    new = study.ask(dict(plan.values)).number
+    if new != number:  # another machine has taken that one in this moment
         with suppress(OSError):
             if is_new:
                 folder.rmdir()
-        plan.folder_of(asked).mkdir(exist_ok=True)
+        plan.folder_of(new).mkdir(exist_ok=True)
     return _take(plan, study)  # the new one
 
 

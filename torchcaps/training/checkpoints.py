@@ -35,11 +35,11 @@ PATHS_IN_STATE = ("best_model_path", "kth_best_model_path", "last_model_path")  
 
 
 class Resumption(Callback):
-    """Know when a training takes over the state of a checkpoint: from its reading to the start of the training, and in
-    the first step of the optimizer, which finds what is missing in its state.
+    """Know when a training takes over the state of a checkpoint: from the reading of the file to the start of the
+    training, and in the first step of the optimizer, which raises an error if its state is incomplete.
 
     Attributes:
-        under_way: whether it does so now.
+        under_way: whether the training takes over a state now.
     """
 
     def __init__(self) -> None:
@@ -90,9 +90,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         write_whole(Path(path), write)
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        """Read a checkpoint. Paths of other checkpoints in it, which Lightning would delete when better ones come, are
-        those of the files of the same names beside it, because the folder may have been moved. Other paths are
-        forgotten."""
+        """Read a checkpoint. It has the paths of other checkpoints, which Lightning deletes when better ones come. The
+        folder may have been moved since: each path becomes that of the file of the same name beside the checkpoint, or
+        "" if there is none."""
         self.resumption.under_way = True
         checkpoint: dict[str, Any] = super().load_checkpoint(path, *args, **options)
         states = checkpoint.get("callbacks")
@@ -201,7 +201,7 @@ class LastCheckpoints(Checkpoint):
         batches.update({name: count + skipped for name, count in batches.items() if isinstance(count, int)})
 
     def _take_over_best(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-        """Let callbacks go on from the best checkpoint so far, a copy of which will be in the folder of this run. In
+        """Let callbacks go on from the best checkpoint so far; the folder of this run will have a copy of it. In
         another folder Lightning forgets it, and takes the first epoch that follows for the best."""
         for callback in trainer.checkpoint_callbacks:
             state: Any = checkpoint["callbacks"].get(callback.state_key)
@@ -218,7 +218,7 @@ class LastCheckpoints(Checkpoint):
             state.update(best_k_models={new: scores[best]}, best_model_score=scores[best], kth_value=scores[best])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not when the training starts: one that has ended does not.
+        # Not in `on_train_start`, which Lightning does not call for a training that has ended.
         if trainer.ckpt_path is None:
             return
         if self._states:  # sharded weights are loaded later
@@ -304,7 +304,7 @@ class LastCheckpoints(Checkpoint):
 
 
 def _check_states(trainer: Trainer, optimizer_states: Any, lr_schedulers: Any, global_step: int) -> None:
-    """Check the states in a checkpoint, which Lightning gives to the optimizers and schedulers that there are."""
+    """Check the states in a checkpoint, before Lightning loads them into the optimizers and schedulers."""
     source = f"{trainer.ckpt_path} has no state that this training can be resumed from"
     for what, states, built in (
         ("optimizers", optimizer_states, trainer.optimizers),

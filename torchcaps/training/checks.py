@@ -83,9 +83,9 @@ def check_trainer(seed: Any, trainer: Any) -> None:
 def _check_devices(accelerator: Any, devices: Any) -> None:
     """Check that this machine has an accelerator, and that devices are counted or listed."""
     names = AcceleratorRegistry.available_accelerators()
-    here = [name for name in names if AcceleratorRegistry[name]["accelerator"].is_available()]
-    here += ["auto", *(["gpu"] if {"cuda", "mps"} & {*here} else [])]
-    if isinstance(accelerator, str) and accelerator not in here:
+    available = [name for name in names if AcceleratorRegistry[name]["accelerator"].is_available()]
+    available += ["auto", *(["gpu"] if {"cuda", "mps"} & {*available} else [])]
+    if isinstance(accelerator, str) and accelerator not in available:
         raise ValueError(
             f"trainer.accelerator must be auto, cpu, or one that this machine has, got {accelerator!r}: leave it out"
         )

@@ -12,8 +12,8 @@ from torchcaps.utils.checks import nearest
 
 
 class ChecksMonitors(Callback):
-    """Raise a ValueError if a callback monitors what is never logged, which it would say after the first epoch only, or
-    takes the worst value for the best."""
+    """Raise a ValueError if a callback takes the worst value for the best, or monitors a metric that is never logged:
+    Lightning would say so only after the first epoch."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -24,16 +24,16 @@ class ChecksMonitors(Callback):
             name = getattr(callback, "monitor", None)
             if name is None:
                 continue
-            said = f"{type(callback).__name__} monitors {name!r}"
+            monitors = f"{type(callback).__name__} monitors {name!r}"
             if isinstance(callback, ModelCheckpoint) and name in MONITORS_OF_NEWEST:
                 continue
             if known and name not in logged:  # other callbacks may log metrics of their own
-                raise ValueError(f"{said}, which is not logged{nearest(str(name), logged)}")
+                raise ValueError(f"{monitors}, which is not logged{nearest(str(name), logged)}")
             if name in logged and getattr(callback, "mode", None) not in (None, best := mode_of(name)):
-                raise ValueError(f"{said} and takes the worst value for the best: set its mode to {best}")
+                raise ValueError(f"{monitors} and takes the worst value for the best: set its mode to {best}")
             if str(name).startswith("val/") and not validates(trainer, data):
                 raise ValueError(
-                    f"{said}, and there is no validation: {how_to_validate(trainer, data)}, or monitor 'train/loss'"
+                    f"{monitors}, and there is no validation: {how_to_validate(trainer, data)}, or monitor 'train/loss'"
                 )
 
 

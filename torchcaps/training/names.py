@@ -166,7 +166,7 @@ class Names:
 
 
 def _known_class(name: str, annotation: Any, path: Path) -> type:
-    """Return the class that a name without a module means: one that the annotation takes, and that is imported."""
+    """Return the class that a name without a module means, among the imported ones that the annotation takes."""
     for package in NAMED:
         import_all(package)
     known = {kind.__name__: kind for base in classes(annotation) for kind in family(base)}

@@ -46,8 +46,8 @@ def read_overrides(tokens: list[str]) -> list[Override]:
     overrides = []
     rest = list(tokens)
     while rest:
-        given = [rest.pop(0)]
-        name, equals, value = given[0].partition("=")
+        option = [rest.pop(0)]
+        name, equals, value = option[0].partition("=")
         if name in ("--config", "-c"):
             raise ValueError(
                 f"{name} is no option: a file of values is a recipe of its own, which may extend another one"
@@ -60,14 +60,14 @@ def read_overrides(tokens: list[str]) -> list[Override]:
         if not equals:
             if not rest or rest[0].startswith("--"):
                 raise ValueError(f"{name} has no value: give it as {name} VALUE")
-            given.append(rest.pop(0))
-            if is_number(given[1]):
+            option.append(rest.pop(0))
+            if is_number(option[1]):
                 numbers = list(itertools.takewhile(is_number, rest))
                 del rest[: len(numbers)]
-                given += numbers
-            value = given[1] if len(given) == 2 else f"[{', '.join(given[1:])}]"
+                option += numbers
+            value = option[1] if len(option) == 2 else f"[{', '.join(option[1:])}]"
         path = name.removeprefix("--").removesuffix("+").split(".")
-        overrides.append(Override(tuple(path), value, name.endswith("+"), tuple(given)))
+        overrides.append(Override(tuple(path), value, name.endswith("+"), tuple(option)))
     return overrides
 
 

@@ -28,16 +28,16 @@ class ProgressLines(ProgressBar):
         self._enabled = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start = self._said = time.monotonic()
+        self._start = self._printed_at = time.monotonic()
         self._first = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now = time.monotonic()
-        if now - self._said < self.seconds or not self._enabled:
+        if now - self._printed_at < self.seconds or not self._enabled:
             return
-        self._said = now
+        self._printed_at = now
         step, steps = trainer.global_step, trainer.estimated_stepping_batches
         epochs = "" if trainer.max_epochs in (None, -1) else f" of {trainer.max_epochs}"
         parts = [f"epoch {trainer.current_epoch + 1}{epochs}", f"step {step:,}"]

@@ -109,11 +109,11 @@ def _refusal(
     overrides: Sequence[Override],
     own_modules: OwnModules,
 ) -> ValueError:
-    path, said = (error.path, str(error)) if isinstance(error, Refused) else refused(error)
-    said = own_modules.why_not(error.__cause__) or said
+    path, message = (error.path, str(error)) if isinstance(error, Refused) else refused(error)
+    message = own_modules.why_not(error.__cause__) or message
     if [name for name in path if name not in ARGUMENTS][:3] == ["model", "loss", "weight"]:
-        said = 'class weights are given as --model.class_weights balanced, or as "[1, 19]" with one for each class'
-    return ValueError(f"{where(path, recipe.name, overrides)}: {said}")
+        message = 'class weights are given as --model.class_weights balanced, or as "[1, 19]" with one for each class'
+    return ValueError(f"{where(path, recipe.name, overrides)}: {message}")
 
 
 def _changed(

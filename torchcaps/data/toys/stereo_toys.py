@@ -91,9 +91,9 @@ class StereoToys(StereoData):
         grid = self.grid(train)
         if grid != (list(ELEVATIONS), list(AZIMUTHS), list(LIGHTINGS)):
             name += "".join(f"-{axis}{'.'.join(map(str, chosen))}" for axis, chosen in zip("eal", grid, strict=True))
-        own = own_folder(self.root, "stereo-toys")
-        if own and (own / f"{name}.npy").is_file():
-            return own / f"{name}.npy"
+        folder = own_folder(self.root, "stereo-toys")
+        if folder and (folder / f"{name}.npy").is_file():
+            return folder / f"{name}.npy"
         path = pooch.os_cache("torchcaps") / "stereo-toys" / f"{name}.npy"
         if not path.is_file():
             raise_if_no_downloads(path)

@@ -68,21 +68,21 @@ def net_sum_backward(
         # Without a net and gates the factors are constants, and their sums have no gradients.
         known = [(x, at_least_float32(y)[block.samples]) for x, y in zip(sums, grads, strict=True) if x.requires_grad]
         leaves = [x for x in (poses, gates, *part) if x is not None and x.requires_grad]
-        given = iter(torch.autograd.grad([x for x, _ in known], leaves, [y for _, y in known]))
+        leaf_grads = iter(torch.autograd.grad([x for x, _ in known], leaves, [y for _, y in known]))
         if into.poses is not None:
             grad_poses = block.of_samples(into.poses)
-            grad_poses += next(given).unflatten(2, grad_poses.shape[2:])
+            grad_poses += next(leaf_grads).unflatten(2, grad_poses.shape[2:])
         if into.gates is not None:
-            block.of_gates(into.gates).add_(next(given).T)
+            block.of_gates(into.gates).add_(next(leaf_grads).T)
         for name, total in grad_net._asdict().items():
             if total is None:
                 continue
             if name in SHARED:
-                total += next(given)
+                total += next(leaf_grads)
             elif name in PER_SAMPLE:
-                total[block.samples] += next(given)
+                total[block.samples] += next(leaf_grads)
             else:
-                block.add_rows(total, next(given))
+                block.add_rows(total, next(leaf_grads))
     return tuple(grad_net)
 
 
