@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
     if options.hours is not None and not 0 < options.hours <= 500:
         raise ValueError(f"--hours must be more than 0 and at most 500, got {options.hours}: leave it out for no limit")
 
-    def say(text: str) -> None:
+    def progress(text: str) -> None:
         print(f"{datetime.now().isoformat(' ', 'seconds')} {text}", flush=True)
 
     runs = plan(names, options.check_hashes == "true", options.compile)
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
         print_table(queue.HEADER, queue.table(root, runs, options.again))
         return
     try:
-        queue.reproduce(root, runs, options.hours, threads, say, options.again)
+        queue.reproduce(root, runs, options.hours, threads, progress, options.again)
     except Stopped as stop:
         stop.message += "; the same command continues"
         raise

@@ -170,7 +170,7 @@ class ImageFolder(ImageData):
     @property
     def names(self) -> list[str]:
         """Names of the classes: those of their folders."""
-        return self._found_classes if self._class_names is None else self._class_names
+        return self._names_in_data if self._class_names is None else self._class_names
 
     @property
     def classes(self) -> int:  # type: ignore[override]  # known only when the folder exists
@@ -260,7 +260,7 @@ class ImageFolder(ImageData):
     def _set(self, stage: str) -> PictureSet:
         part: Part = OF_STAGE[stage]
         labels = {name: label for label, name in enumerate(self.names)}
-        for name in self._found_classes:
+        for name in self._names_in_data:
             if name not in labels:
                 raise DataError(f"{self.folder}: has a class {name!r}, which is none of {', '.join(labels)}")
         self._read(list(self.parts) if stage == "fit" else [path for path, of in self.parts.items() if of == part])
@@ -434,7 +434,7 @@ class ImageFolder(ImageData):
         return self._listed.classes
 
     @cached_property
-    def _found_classes(self) -> list[str]:
+    def _names_in_data(self) -> list[str]:
         return sorted({self._files[path] for path in self.parts}, key=_natural)
 
     @cached_property

@@ -137,7 +137,7 @@ class TextTable(TextData):
     @property
     def names(self) -> list[str]:
         """Names of the classes: the labels."""
-        return self._found_classes if self._class_names is None else self._class_names
+        return self._names_in_data if self._class_names is None else self._class_names
 
     @property
     def classes(self) -> int:  # type: ignore[override]  # known only when there is a file
@@ -239,7 +239,7 @@ class TextTable(TextData):
         return self._read(self.file)
 
     @cached_property
-    def _found_classes(self) -> list[str]:
+    def _names_in_data(self) -> list[str]:
         counts = Counter(sample.label for sample in self._samples)
         if len(counts) < 2:
             raise DataError(

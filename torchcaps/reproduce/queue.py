@@ -46,7 +46,12 @@ def table(root: Path, runs: Sequence[Run], again: bool = False) -> list[tuple[st
 
 
 def reproduce(
-    root: Path, runs: Sequence[Run], hours: float | None, threads: int, say: Callable[[str], None], again: bool = False
+    root: Path,
+    runs: Sequence[Run],
+    hours: float | None,
+    threads: int,
+    progress: Callable[[str], None],
+    again: bool = False,
 ) -> None:
     """Train those of the runs that have no result, one after the other.
 
@@ -55,7 +60,7 @@ def reproduce(
         runs: the runs.
         hours: time after which the current run is saved and stopped, to be resumed next time, or None for no limit.
         threads: number of threads of a run.
-        say: function that prints a line for the user.
+        progress: function that prints a line for the user.
         again: whether to train also those whose results come with the package.
     """
     end = None if hours is None else time.monotonic() + 3600 * hours
@@ -64,26 +69,26 @@ def reproduce(
         run, lock = taken
         tried.add(run)
         try:
-            say(f"{run}: from step {steps_done(run, root):,}; log: {run.folder(root) / 'log.txt'}")
+            progress(f"{run}: from step {steps_done(run, root):,}; log: {run.folder(root) / 'log.txt'}")
             process = _start(run, root, threads)
             if _finish(process, None if end is None else max(end - time.monotonic(), 0)):
                 step = f"{steps_done(run, root):,}"
-                say(f"{run}: stopped at step {step} by --hours {hours:g}; the same command continues")
+                progress(f"{run}: stopped at step {step} by --hours {hours:g}; the same command continues")
                 return
             if process.exitcode:
                 status = f"status {process.exitcode}, perhaps killed for lack of memory"
-                say(f"{run}: failed: {_failure(run, root) or status}")
+                progress(f"{run}: failed: {_failure(run, root) or status}")
             for result in known_results(root, packaged=False):
                 if result.key in run.keys:
                     place = f"{run} on {result.data}" if result.data else str(run)
-                    say(f"{place}: {result.value:.2f} % {result.unit} (published: {result.published or 'none'})")
+                    progress(f"{place}: {result.value:.2f} % {result.unit} (published: {result.published or 'none'})")
         finally:
             lock.release()
     left = len(missing(root, runs, again))
     done = (
         "all rows are done" if again else "all rows have a result; --again trains those that come with the package, too"
     )
-    say(f"runs without a result: {left}, failed or in another queue" if left else done)
+    progress(f"runs without a result: {left}, failed or in another queue" if left else done)
 
 
 def _take(root: Path, runs: Sequence[Run], tried: set[Run], again: bool = False) -> tuple[Run, FileLock] | None:

@@ -317,12 +317,12 @@ def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tu
     if arguments.get("decoder") is True and not model_values.reconstruction_weight:
         arguments["decoder"] = False  # nothing would train it
     data = build_part(LabeledData, data_values)
-    facts = data.network_arguments()
-    _set(arguments, {name: value for name, value in facts.items() if name in arguments})
+    determined = data.network_arguments()
+    _set(arguments, {name: value for name, value in determined.items() if name in arguments})
     random = torch.get_rng_state()
     network = build_part(nn.Module, model_values.network)
     channels, size, *_ = getattr(network, "image_shape", None) or (None, None)
-    if channels not in (None, facts.get("in_channels")) or size not in (None, facts.get("image_size")):
+    if channels not in (None, determined.get("in_channels")) or size not in (None, determined.get("image_size")):
         _set(data_values.init_args, {"channels": channels, "size": size})
         data = build_part(LabeledData, data_values)
         changed = {name: value for name, value in data.network_arguments().items() if name in arguments}
@@ -338,8 +338,8 @@ def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tu
     if of_library and arguments.trainable == "all" and not chosen and isinstance(rate, float):
         model_values.features_lr = rate * FEATURES_LR[bool(arguments.pretrained)]
     loss, options = model_values.loss, inspect.signature(torch.nn.CrossEntropyLoss).parameters
-    given = loss.get("init_args", {})
-    plain = all(given.get(name, option.default) == option.default for name, option in options.items())
+    loss_arguments = loss.get("init_args", {})
+    plain = all(loss_arguments.get(name, option.default) == option.default for name, option in options.items())
     of_logits = plain and loss.class_path == "torch.nn.CrossEntropyLoss"
     if of_logits and not getattr(network, "gives_logits", True):
         model_values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
