@@ -149,7 +149,7 @@ FILES = [
     ),
     (
         "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: train/loss, patience: many}}]}",
-        "mine.yaml: trainer.callbacks.patience: expected int, got many",
+        r"mine.yaml: trainer.callbacks\[0\].patience: expected int, got many",
     ),
     ("trainer: 3", "mine.yaml: trainer must have values of its own, {NAME: VALUE}, got 3"),
     (

@@ -3,6 +3,7 @@
 docs/hyperparameters.md shows a head, and says what each of its lines means.
 """
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from jsonargparse.typing import PositiveInt
 from torchcaps.recipes import Recipe
 from torchcaps.recipes.values import own_arguments, plain
 from torchcaps.training.build import Training
-from torchcaps.training.errors import refused, where
+from torchcaps.training.errors import innermost, misfit, where
 from torchcaps.training.monitors import how_to_validate, logged_metrics, mode_of, validates
+from torchcaps.training.names import Names
 from torchcaps.training.overrides import Override, overrides_of
 from torchcaps.training.values import Values
 from torchcaps.utils.checks import nearest, one_line
@@ -88,11 +90,17 @@ def read_plan(recipe: Recipe, **options: Any) -> Plan:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Plan, "search", skip={"recipe", "values", "overrides", "allow_code", "folder", "seed"})
     parser.add_argument("--search.values", type=Ranges, required=True)
+    written = plain(recipe.search or {})
     try:
-        head = parser.parse_object({"search": plain(recipe.search or {})}).search.as_dict()
+        head = parser.parse_object({"search": written}).search.as_dict()
     except ArgumentError as error:
-        path, message = refused(error)
-        raise ValueError(f"{where(path, recipe.name, [])}: {message}") from None
+        kinds = {name: x.annotation for name, x in inspect.signature(Plan, eval_str=True).parameters.items()}
+        kinds["values"] = Ranges
+        for name, value in written.items() if isinstance(written, dict) else ():
+            if refused := misfit(value, kinds.get(name, Any), ("search", name), Names(allow_code=False)):
+                path, reason = refused
+                raise ValueError(f"{where(path, recipe.name, [])}: {reason}") from None
+        raise ValueError(f"{recipe.name}: {innermost(error)}") from None
     place = f"{recipe.name}: search.values"
     if not head["values"]:
         raise ValueError(f"{place} is empty: give at least one value to search")

@@ -3,6 +3,7 @@
 The commands of `torchcaps` (`torchcaps.cli`) and the queue of `torchcaps reproduce` build their trainings here.
 """
 
+import copy
 import inspect
 import shutil
 import sys
@@ -99,7 +100,7 @@ class Training:
         self._resumption = Resumption()
         self.parser = recipe_parser(logs=folder is not None)
         try:
-            self.config = self.parser.parse_object(given.merged)
+            self.config = self.parser.parse_object(copy.deepcopy(given.merged))  # it changes them
         except (ArgumentError, RecursionError) as error:
             raise given.refusal(error) from error
         check_trainer(self.config.seed_everything, self.config.trainer)

@@ -1,10 +1,16 @@
 """Error messages for values of a recipe that the parser refuses, in one line."""
 
-import re
+import copy
 import typing
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser
+from torch import Tensor
 
 from torchcaps.recipes.values import ARGUMENTS, Path, spelled
+from torchcaps.training.names import OWNERS, Names
 from torchcaps.training.overrides import Override
+from torchcaps.training.signatures import UNKNOWN, choices, classes, parameters
 from torchcaps.utils.checks import one_line
 
 
@@ -26,27 +32,61 @@ def where(path: Path, recipe: str, overrides: typing.Sequence[Override]) -> str:
     return f"{recipe}: {spelled(option)}" if option else recipe
 
 
-def refused(error: BaseException) -> tuple[Path, str]:
-    """Return where the value stands that the parser refuses, and what was expected.
+def misfit(values: Any, annotation: Any, path: Path, names: Names) -> tuple[Path, str] | None:
+    """Return where the first value stands that the parser refuses, and why; None if it takes all of them.
 
-    jsonargparse raises an error for each level that leads to the value, each the cause of the one before. If a value
-    may be of several types, its message lists all of them, and the cause is the error of the first.
+    Args:
+        values: values whose names are checked.
+        annotation: annotation of the argument that takes them.
+        path: where they stand.
+        names: the names that they may have.
     """
-    path: list[str] = []
-    key, message, reason = "", "", innermost(error)
-    cause: BaseException | None = error
-    while cause is not None:
-        outer, message = message, str(cause)
-        match = re.match(r'(?:Type .* callable class: )?Parser key "([\w.]+)"', message)
-        if match and match[1] != key:
-            key = match[1]
-            path += key.split(".")
-        cause = cause.__cause__
-    expected = re.findall(r"\n *- Expected a (.*)", outer) if re.search(r"Union subtypes\n", outer) else []
-    if expected and len(expected) == len(re.findall(r"\n *- ", outer)):
-        kinds = [kind.partition(". Got value: ")[0] for kind in expected]
-        expected = [kind for kind in kinds if not kind.startswith("dot import path")] or kinds
-        reason = f"Expected a {' or '.join(expected)}. Got value: {outer.rpartition('Given value: ')[2]}"
-    reason = reason.partition(" Subclass types expect one of")[0]  # the rest is about jsonargparse's own forms
-    reason = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", reason).replace("NoneType", "None").replace("typing.", "")
-    return tuple(path), re.sub(r"Expected a (.*)\. Got value: ", r"expected \1, got ", reason)
+    reason = None
+    if annotation not in OWNERS and (reason := _reason(values, annotation)) is None:
+        return None
+    for inner, value, inner_annotation in _inside(values, annotation, path, names):
+        if refused := misfit(value, inner_annotation, inner, names):
+            return refused
+    if (isinstance(values, str) and classes(annotation)) or (isinstance(values, dict) and "class_path" in values):
+        kinds = [kind for kind in classes(annotation) if kind in choices(annotation)]  # without lists of them
+        reason = (_reason(values, kinds[0]) if kinds else None) or reason
+    elif reason is not None:
+        reason = f"expected {_in_words(annotation)}, got {values}"
+    return None if reason is None else (path, reason)
+
+
+def _reason(values: Any, annotation: Any) -> str | None:
+    """Return why the parser refuses a value, in its own words; None if it takes it."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=Any if annotation is UNKNOWN else annotation)
+    try:
+        parser.parse_object({"value": copy.deepcopy(values)})  # it changes them
+    except ArgumentError as error:
+        return innermost(error)
+    return None
+
+
+def _inside(values: Any, annotation: Any, path: Path, names: Names) -> typing.Iterator[tuple[Path, Any, Any]]:
+    """Yield the place, the value and the annotation of each value within a value."""
+    inner = [part for choice in choices(annotation) for part in typing.get_args(choice)]
+    if isinstance(values, dict) and (owner := names.owner(values, annotation, path)) is not None:
+        known, is_named = parameters(owner) or {}, annotation not in OWNERS
+        for name, value in ((values.get("init_args") or {}) if is_named else values).items():
+            if name in known:
+                yield (*path, *(["init_args"] if is_named else []), name), value, known[name].annotation
+    elif isinstance(values, dict) and inner:
+        yield from ((path, value, inner[-1]) for value in values.values())
+    elif isinstance(values, list):
+        item = annotation if classes(annotation) or not inner else inner[0]
+        yield from (((*path, index), value, item) for index, value in enumerate(values))
+
+
+def _in_words(annotation: Any) -> str:
+    """Return what an annotation takes, such as "int or None"."""
+    words = []
+    for choice in choices(annotation):
+        if choice is Tensor:  # no value of a recipe is one
+            continue
+        name = str(choice) if typing.get_args(choice) else getattr(choice, "__name__", str(choice))
+        words.append(f"a subclass of {name}" if choice in classes(annotation) else name)
+    return " or ".join(dict.fromkeys(words)).replace("NoneType", "None").replace("typing.", "")

@@ -14,7 +14,7 @@ from torchcaps.recipes.modules import OwnModules
 from torchcaps.recipes.reading import read_yaml
 from torchcaps.recipes.values import ARGUMENTS
 from torchcaps.recipes.values import Path as ValuePath
-from torchcaps.training.errors import refused, where
+from torchcaps.training.errors import innermost, misfit, where
 from torchcaps.training.names import OWNERS, Names, Refused, recipe_signature
 from torchcaps.training.overrides import Override, overrides_of
 from torchcaps.training.signatures import UNKNOWN, parameters
@@ -100,20 +100,21 @@ class Values:
 
     def refusal(self, error: ArgumentError | RecursionError) -> ValueError:
         """Return the error, in one line, about a value that the parser of recipes refuses."""
-        return _refusal(error, self.recipe, self.overrides, self.own_modules)
+        path, reason = misfit(self.merged, recipe_signature, (), Names(self.allow_code)) or ((), innermost(error))
+        if [name for name in path if name not in ARGUMENTS][:3] == ["model", "loss", "weight"]:
+            reason = (
+                'class weights are given as --model.class_weights balanced, or as "[1, 19]" with one for each class'
+            )
+        reason = self.own_modules.why_not(error.__cause__) or reason
+        return ValueError(f"{where(path, self.recipe.name, self.overrides)}: {reason}")
 
 
 def _refusal(
-    error: Refused | ArgumentError | RecursionError,
-    recipe: Recipe,
-    overrides: Sequence[Override],
-    own_modules: OwnModules,
+    error: Refused | RecursionError, recipe: Recipe, overrides: Sequence[Override], own_modules: OwnModules
 ) -> ValueError:
-    path, message = (error.path, str(error)) if isinstance(error, Refused) else refused(error)
-    message = own_modules.why_not(error.__cause__) or message
-    if [name for name in path if name not in ARGUMENTS][:3] == ["model", "loss", "weight"]:
-        message = 'class weights are given as --model.class_weights balanced, or as "[1, 19]" with one for each class'
-    return ValueError(f"{where(path, recipe.name, overrides)}: {message}")
+    path = error.path if isinstance(error, Refused) else ()
+    reason = own_modules.why_not(error.__cause__) or str(error)
+    return ValueError(f"{where(path, recipe.name, overrides)}: {reason}")
 
 
 def _changed(
