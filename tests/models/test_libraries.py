@@ -104,7 +104,7 @@ def test_a_step_by_the_command_line_and_an_export(name, tmp_path, monkeypatch):
     assert call("train", "own/images", "--smoke", *arguments, "--data.num_workers", "0") == 0
     best = "runs/own/images/smoke_0/checkpoints/best.ckpt"
     trained = Run.find(best)
-    assert trained.scores(torch.rand(1, *trained.data.shape)).isfinite().all()
+    assert trained.scores(torch.rand(1, *trained.data().shape)).isfinite().all()
     kind, end = ("torch", "pt2") if name in NO_ONNX else ("onnx", "onnx")
     assert call("export", "own/images", "--ckpt_path", best, "--to", kind, "--out", f"network.{end}") == 0
     assert Path(f"network.{end}").exists()
