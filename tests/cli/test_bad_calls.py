@@ -1,5 +1,6 @@
 """Wrong calls of all kinds: status 2, one line that says what is wrong, nothing run, and no folder of a run left."""
 
+import functools
 import json
 import os
 import re
@@ -255,10 +256,15 @@ def processed(state: dict[str, Any], epochs: Any) -> None:
     state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] = epochs
 
 
-def named(state: dict[str, Any], **loss: Any) -> None:
+def valued(state: dict[str, Any], path: tuple[str, ...], **changes: Any) -> None:
+    """Change values of the recipe."""
     values = json.loads(state["recipe"])
-    values["model"]["loss"] = loss
+    functools.reduce(dict.__getitem__, path, values).update(changes)
     state["recipe"] = json.dumps(values)
+
+
+def named(state: dict[str, Any], **loss: Any) -> None:
+    valued(state, ("model",), loss=loss)
 
 
 def changed(state: dict[str, Any], change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -287,6 +293,9 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("its epoch is not what `torchcaps train` writes", lambda state: state.update(epoch=10**30)),
     ("its global_step is not what `torchcaps train` writes", lambda state: state.update(global_step=-1)),
     ("subprocess.getoutput is no class of", lambda state: named(state, class_path="subprocess.getoutput")),
+    *[("must have values of its own", lambda state: valued(state, ("data",), init_args=[1]))] * 3,
+    ("there is no 'images'", lambda state: valued(state, ("data", "init_args"), images={"init_args": [1]})),
+    ("its trainer has no values", lambda state: valued(state, (), trainer=[1])),
 ]
 OF_THE_TRAINING: list[Callable[[dict[str, Any]], Any]] = [
     lambda state: processed(state, 8),

@@ -208,6 +208,7 @@ def named(path: str):
             for value in (0, 1e-300, 1e-5, 1e300, 10**400, float("nan"), True, "1", [1])
         ),
         (lambda config: config.update(about=[1]), "about must hold facts by name"),
+        (lambda config: config["values"]["data"].update(init_args=[1]), "must have values of its own"),
         (
             lambda config: config["values"]["model"]["network"]["init_args"].update(decoder=False),
             "has the weights of another network",

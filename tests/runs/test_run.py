@@ -1,14 +1,17 @@
 """A run as an object: found in each of its forms, used, and trained on."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from commands import TINY, call
 
-from torchcaps.deploy import save_pretrained
+from torchcaps.deploy import from_pretrained, save_pretrained
+from torchcaps.recipes import load_recipe
 from torchcaps.runs import Run
 from torchcaps.training import Training, Values
+from torchcaps.training.overrides import read_overrides
 
 IMAGES = torch.rand(3, 1, 8, 8)
 QUIET = {"trainer.enable_progress_bar": False, "trainer.accelerator": "cpu"}
@@ -79,6 +82,15 @@ def test_a_run_is_tested(found, saved, runs):
     assert len(list(runs.glob("quickstart/version_*"))) <= 2  # a test writes no run
 
 
+def test_a_list_of_the_trainer_is_added_to(found, saved):
+    """Also where the run was read by from_pretrained, and of values without a trainer."""
+    changes = read_overrides(["--trainer.callbacks+=torchcaps.training.Report"])
+    without = {name: value for name, value in found.values.items() if name != "trainer"}
+    alone = replace(found, checkpoint=replace(found.checkpoint, values=without))
+    for run in (found, from_pretrained(saved), alone):
+        assert run.fresh_values(changes).merged["trainer"]["callbacks"] == ["torchcaps.training.Report"]
+
+
 def test_values_for_a_training_of_its_own(found):
     training = Training(found.fresh_values({"model.optimizer.lr": 0.5, **QUIET}))
     assert training.values["model"]["optimizer"]["init_args"]["lr"] == 0.5
@@ -106,9 +118,6 @@ def test_what_cannot_be(found, saved, runs, tmp_path):
 
 
 def test_values_are_merged_in_python_as_on_a_command_line():
-    from torchcaps.recipes import load_recipe
-    from torchcaps.training.overrides import read_overrides
-
     tokens = ["--trainer.max_epochs", "3", "--model.optimizer.lr=0.5", "--trainer.callbacks+=EarlyStopping"]
     tokens += ["--trainer.callbacks.monitor", "train/loss"]
     changes = {"trainer.max_epochs": 3, "model.optimizer.lr": 0.5}
@@ -116,3 +125,10 @@ def test_values_are_merged_in_python_as_on_a_command_line():
     recipe = load_recipe("quickstart")
     by_tokens, by_names = Training(Values.of(recipe, read_overrides(tokens))), Training(Values.of(recipe, changes))
     assert by_tokens.values == by_names.values
+
+
+def test_data_may_be_given_as_an_option_alone():
+    recipe = load_recipe("quickstart")
+    without = replace(recipe, values={name: value for name, value in recipe.values.items() if name != "data"})
+    training = Training(Values.of(without, {"data": "torchcaps.data.Digits", **QUIET}))
+    assert type(training.datamodule).__name__ == "Digits"

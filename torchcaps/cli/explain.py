@@ -169,7 +169,8 @@ def _shuffled(options: argparse.Namespace, training: "Training") -> "nn.Module |
         if path is None:
             raise ValueError(f"--shuffled: {folder} has no checkpoint of a run: {A_RUN}")
     checkpoint = Checkpoint.read(path)
-    if not (checkpoint.values["data"].get("init_args") or {}).get("shuffle_labels"):
+    arguments = checkpoint.values["data"].get("init_args")
+    if not isinstance(arguments, dict) or not arguments.get("shuffle_labels"):
         raise ValueError(f"--shuffled: {path} was not trained with --data.shuffle_labels true")
     network = copy.deepcopy(training.model.network)
     load_state(network, checkpoint.network_state, f"--shuffled: {path}")

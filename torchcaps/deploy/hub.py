@@ -15,6 +15,7 @@ from pathlib import Path
 from torchcaps.deploy.card import model_card
 from torchcaps.models.pretrained import write_tensors
 from torchcaps.recipes import Recipe
+from torchcaps.recipes.values import with_source
 from torchcaps.runs import Checkpoint, Run
 from torchcaps.runs.checkpoint import A_FOLDER, CARD, CONFIG, WEIGHTS
 from torchcaps.runs.hub import convert_hub_errors, downloaded, endpoint
@@ -82,7 +83,9 @@ def from_pretrained(
         if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
             raise ValueError(f"there is no folder {name}: {A_FOLDER}, or the name of a repository, `user/name`")
         folder = downloaded(name, revision, token, None if cache_dir is None else os.fspath(cache_dir))
-    run = Run(Checkpoint.read(folder), Recipe(str(folder), (), {}), allow_code)
+    checkpoint = Checkpoint.read(folder)
+    recipe = Recipe(str(folder), checkpoint.files, with_source(checkpoint.values, str(folder)))
+    run = Run(checkpoint, recipe, allow_code)
     run.network()  # a network that does not fit is an error now
     return run
 

@@ -58,12 +58,11 @@ def options_of(values: Mapping[str, Any]) -> list[str]:
     return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()]
 
 
-def own_arguments(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of data of one's own in the values of a recipe: those of the images that an encoder encodes,
-    or of the data itself."""
-    arguments = data.get("init_args") or {}
-    images = arguments.get("images")
-    return (images.get("init_args") or {}) if isinstance(images, dict) else arguments
+def own_arguments(data: Any) -> dict[str, Any]:
+    """Return the arguments of data of one's own in the values of a recipe, which anybody may have written: those of the
+    images that an encoder encodes, or of the data itself; {} if it has none."""
+    arguments = _arguments(data)
+    return _arguments(arguments["images"]) if isinstance(arguments.get("images"), dict) else arguments
 
 
 def leaves(values: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -93,6 +92,11 @@ def lines(values: Tree, indent: str = "") -> Iterator[tuple[str, str]]:
         else:
             text = yaml.safe_dump([value.value], default_flow_style=True, width=10**6, allow_unicode=True)
             yield f"{indent}{key}: {text.strip()[1:-1]}", value.source
+
+
+def _arguments(values: Any) -> dict[str, Any]:
+    arguments = values.get("init_args") if isinstance(values, dict) else None
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def _class(values: dict[str, Any]) -> Any:

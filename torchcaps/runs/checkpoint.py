@@ -175,6 +175,8 @@ def _check_values(values: Any) -> None:
     for part in ("model", "data"):
         if not isinstance(values, dict) or not isinstance(values.get(part), dict):
             raise ValueError(f"it has no {part}")
+    if not isinstance(values.get("trainer", {}), dict):
+        raise ValueError("its trainer has no values")
     if "network" not in values["model"]:
         raise ValueError("its model has no network")
 

@@ -213,7 +213,8 @@ class Run:
         values = copy.deepcopy(self.values) if own_split else self._with_split()
         # A list of the trainer that is added to is that of the recipe, so that the same command can be given again.
         for name in [x.path[1] for x in changes if x.adds and x.path[0] == "trainer" and len(x.path) == 2]:
-            values["trainer"] = {**values["trainer"], name: self.recipe.config["trainer"].get(name)}
+            of_recipe, of_run = (x.get("trainer") or {} for x in (self.recipe.config, values))
+            values["trainer"] = {**of_run, name: of_recipe.get(name)}
         recipe = replace(self.recipe, values=with_source(values, str(self.path)))
         return Values.of(recipe, changes, self.allow_code, smoke)
 

@@ -136,7 +136,7 @@ def check_classes(model: Classifier, data: LabeledData) -> None:
 
 def check_shares(given: Values, values: dict[str, Any]) -> None:
     """Check that no share of the samples is asked for where a split has decided all parts."""
-    then, now = (own_arguments(x["data"]) for x in (given.recipe.config, values))
+    then, now = (own_arguments(x.get("data")) for x in (given.recipe.config, values))
     for override in given.overrides:
         name = override.path[-1]
         of_data = override.path[0] == "data" and name in ("val_share", "test_share")
