@@ -10,7 +10,7 @@ from commands import TINY, call
 from torchcaps.deploy import from_pretrained, save_pretrained
 from torchcaps.recipes import load_recipe
 from torchcaps.runs import Run
-from torchcaps.training import Training, Values
+from torchcaps.training import Report, Training, Values
 from torchcaps.training.overrides import read_overrides
 
 IMAGES = torch.rand(3, 1, 8, 8)
@@ -132,3 +132,17 @@ def test_data_may_be_given_as_an_option_alone():
     without = replace(recipe, values={name: value for name, value in recipe.values.items() if name != "data"})
     training = Training(Values.of(without, {"data": "torchcaps.data.Digits", **QUIET}))
     assert type(training.datamodule).__name__ == "Digits"
+
+
+def test_an_error_of_something_else_is_none_of_the_checkpoint(found, monkeypatch):
+    changes = {"trainer.max_epochs": 3, "trainer.callbacks": "torchcaps.training.Report", **QUIET}
+    data = {"trainer.val_check_interval": 1000, "trainer.num_sanity_val_steps": 0}
+    with pytest.raises(ValueError, match="^ ?`val_check_interval` .1000. must be less than or equal to"):
+        found.training({**changes, **data}, resume=True).fit()
+
+    def fail(*_, **__):
+        raise KeyError("of a callback")
+
+    monkeypatch.setattr(Report, "on_train_batch_end", fail)
+    with pytest.raises(KeyError, match="of a callback"):
+        found.training(changes, resume=True).fit()

@@ -33,10 +33,12 @@ from torchcaps.routing import Routing
 from torchcaps.training.checkpoints import (
     MONITORS_OF_NEWEST,
     AtomicCheckpointIO,
+    BlamingConnector,
+    FirstStep,
     KeepsValues,
     LastCheckpoints,
-    Resumption,
     add_facts,
+    blame_checkpoint,
 )
 from torchcaps.training.checks import check_callbacks, check_classes, check_optimizer, check_shares, check_trainer
 from torchcaps.training.classifier import Classifier
@@ -49,7 +51,7 @@ from torchcaps.training.report import Report
 from torchcaps.training.trainer import Trainer
 from torchcaps.training.values import Values
 from torchcaps.utils.arguments import checked
-from torchcaps.utils.checks import counted, one_line
+from torchcaps.utils.checks import counted
 from torchcaps.utils.files import name_file_in_errors, take_folder, write_text_whole
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
@@ -97,7 +99,7 @@ class Training:
         self.given, self.folder, self.signals, self.resumed = given, folder, signals or StopSignals(), resumed
         self.run_folder: Path | None = None
         self.best: Path | None = None
-        self._resumption = Resumption()
+        self._first_step = FirstStep()
         self.parser = recipe_parser(logs=folder is not None)
         try:
             self.config = self.parser.parse_object(copy.deepcopy(given.merged))  # it changes them
@@ -131,12 +133,10 @@ class Training:
         except MisconfigurationException as error:
             raise ValueError(str(error)) from error
         except Exception as error:
-            if self.resumed is None or not self._resumption.is_reason_for(error):
+            if not self._first_step.under_way or isinstance(error, ValueError):
                 raise
-            raise ValueError(
-                f"{self.resumed} has no state that this training can be resumed from ({type(error).__name__}: "
-                f"{one_line(error)}): expected one that `torchcaps train` wrote for the same recipe"
-            ) from error
+            with blame_checkpoint(self.resumed):
+                raise
         if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
             self.trainer.loggers = []  # the test starts new processes, which would begin the logs anew
         self._take_best()
@@ -209,23 +209,26 @@ class Training:
         if not any(isinstance(callback, Checkpoint) for callback in callbacks):
             arguments["enable_checkpointing"] = False  # otherwise Lightning adds a callback of its own
         plugins = arguments["plugins"] or []
-        plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO(self._resumption)]
+        plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
         try:
-            return Trainer(**{**arguments, "callbacks": callbacks, "plugins": plugins})
+            trainer = Trainer(**{**arguments, "callbacks": callbacks, "plugins": plugins})
         except (TypeError, MisconfigurationException) as error:  # for a wrong value
             raise ValueError(str(error)) from error
+        trainer._checkpoint_connector = BlamingConnector(trainer)
+        return trainer
 
     def _callbacks(self, arguments: dict[str, Any]) -> list[Any]:
         """Return the callbacks of the recipe, and those of every training."""
         callbacks = arguments["callbacks"] or []
-        callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
+        # First, so that an error of another callback behind the first step is not taken for one of the state.
+        callbacks = [self._first_step, *(callbacks if isinstance(callbacks, list) else [callbacks])]
         if self.run_folder is None:
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
         for callback in callbacks:
             if isinstance(callback, Report):
                 callback.folder = self.run_folder
                 callback.describe(self.given.recipe.name, self.given.arguments)
-        callbacks += [ChecksMonitors(), self._resumption]
+        callbacks.append(ChecksMonitors())
         if arguments["enable_progress_bar"] is not False and not any(isinstance(x, ProgressBar) for x in callbacks):
             callbacks.append(TQDMProgressBar() if sys.stdout.isatty() else ProgressLines())
         if self.run_folder is not None and arguments["enable_checkpointing"] is not False:

@@ -5,7 +5,8 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from torch.optim import SGD, Optimizer
 
 from torchcaps.data.files import DataError
 from torchcaps.data.splits import SPLIT_KEY
 from torchcaps.training.curves import metrics_of
-from torchcaps.utils.checks import counted
+from torchcaps.utils.checks import counted, one_line
 from torchcaps.utils.files import make_folder, sync_folder, write_whole
 from torchcaps.utils.processes import PATIENCE, lost_peer
 from torchcaps.utils.quiet import quiet_process
@@ -34,53 +36,57 @@ MONITORS_OF_NEWEST = (None, "epoch", "step")  # of a ModelCheckpoint that keeps 
 PATHS_IN_STATE = ("best_model_path", "kth_best_model_path", "last_model_path")  # of a ModelCheckpoint
 
 
-class Resumption(Callback):
-    """Know when a training takes over the state of a checkpoint: from the reading of the file to the start of the
-    training, and in the first step of the optimizer, which raises an error if its state is incomplete.
+class CannotResume(ValueError):
+    """A checkpoint has no state that this training can go on from; the message says why."""
+
+
+@contextmanager
+def blame_checkpoint(path: Any) -> Iterator[None]:
+    """Within this context, errors say that a checkpoint has no state that fits the training."""
+    try:
+        yield
+    except (CannotResume, DataError, OSError, ImportError, FloatingPointError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if path is None or lost_peer(error):
+            raise
+        raise CannotResume(
+            f"{path} has no state that this training can be resumed from ({type(error).__name__}: {one_line(error)}): "
+            "expected one that `torchcaps train` wrote for the same recipe"
+        ) from error
+
+
+class BlamingConnector(_CheckpointConnector):
+    """What restores the state of a training in Lightning, whose errors then name the checkpoint."""
+
+    def _restore_modules_and_callbacks(self, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
+        with blame_checkpoint(checkpoint_path):
+            super()._restore_modules_and_callbacks(checkpoint_path, weights_only)
+
+    def restore_training_state(self) -> None:
+        with blame_checkpoint(self.trainer.ckpt_path):
+            super().restore_training_state()
+
+
+class FirstStep(Callback):
+    """Know whether a training is in the first step of its optimizer, which finds what is missing in a restored state.
 
     Attributes:
-        under_way: whether the training takes over a state now.
+        under_way: whether it is.
     """
 
     def __init__(self) -> None:
-        self.under_way = False
-        self._steps = 0
-
-    def is_reason_for(self, error: BaseException) -> bool:
-        """Return whether an error was raised because the state of the checkpoint does not fit."""
-        others = (CannotResume, DataError, OSError, ImportError, FloatingPointError, torch.OutOfMemoryError)
-        if not self.under_way or isinstance(error, others) or lost_peer(error):
-            return False
-        return not (self._steps and isinstance(error, ValueError))
-
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.under_way = False
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.under_way = False
+        self.under_way, self._taken = False, False
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        self._steps += 1
-        self.under_way = self._steps == 1
+        self.under_way, self._taken = not self._taken, True
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
         self.under_way = False
 
 
-class CannotResume(ValueError):
-    """A checkpoint has no state that this training can go on from; the message says why."""
-
-
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint to a temporary file, and rename it when all of it is on the disk.
-
-    Args:
-        resumption: what is told that a checkpoint is read.
-    """
-
-    def __init__(self, resumption: Resumption | None = None) -> None:
-        super().__init__()
-        self.resumption = resumption or Resumption()
+    """Write each checkpoint to a temporary file, and rename it when all of it is on the disk."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         def write(unfinished: Path) -> None:
@@ -93,7 +99,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint. It has the paths of other checkpoints, which Lightning deletes when better ones come. The
         folder may have been moved since: each path becomes that of the file of the same name beside the checkpoint, or
         "" if there is none."""
-        self.resumption.under_way = True
         checkpoint: dict[str, Any] = super().load_checkpoint(path, *args, **options)
         states = checkpoint.get("callbacks")
         for state in states.values() if isinstance(states, dict) else ():
