@@ -100,6 +100,8 @@ def test_a_training_on_few_images(trained, capfd):
     found = json.loads((run / "evaluate.json").read_text())["few"]
     assert list(found["numbers"]) == [f"{count} images per class: accuracy (%)" for count in (10, 50, 100)]
     assert found["notes"] == ["500 images per class: one class has 139 training images."]
+    assert call("evaluate", str(run), "--protocols", "few", *QUIET, "--trainer.limit_train_batches=0.0001") == 2
+    assert "Please increase the `limit_train_batches` argument" in capfd.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,15 @@ def test_networks_that_return_no_prediction(output, error, message):
             classifier.training_step((images, LABELS), 0)
 
 
+def test_an_error_of_the_memory_is_none_of_the_samples():
+    class Large(nn.Module):
+        def forward(self, images):
+            return torch.empty(10**15)
+
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        Classifier(Large(), nn.CrossEntropyLoss(), classes=3)(IMAGES)
+
+
 @pytest.mark.parametrize("parts", [torch.rand(4, 1, 8, 8), torch.rand(4, 2, 1, 8, 8), torch.rand(4, 3, 1, 8, 1), None])
 def test_digits_of_another_shape(parts):
     classifier = Classifier(small(), MarginLoss(), classes=3, reconstruction_weight=0.01, labels_per_image=2)

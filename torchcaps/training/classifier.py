@@ -220,7 +220,8 @@ class Classifier(LightningModule):
         try:
             return self._forward(inputs)
         except RuntimeError as error:
-            if type(error) is not RuntimeError or lost_peer(error):  # such as an error of the memory
+            # Such as an error of the memory, which on a CPU has no type of its own.
+            if type(error) is not RuntimeError or lost_peer(error) or "allocate memory" in str(error):
                 raise
             shapes = [tuple(x.shape) for x in ((inputs,) if isinstance(inputs, Tensor) else inputs)]
             raise ValueError(
