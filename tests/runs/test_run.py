@@ -11,7 +11,7 @@ from torchcaps.deploy import from_pretrained, save_pretrained
 from torchcaps.recipes import load_recipe
 from torchcaps.runs import Run
 from torchcaps.training import Report, Training, Values
-from torchcaps.training.overrides import read_overrides
+from torchcaps.training.overrides import overrides_of, read_overrides
 
 IMAGES = torch.rand(3, 1, 8, 8)
 QUIET = {"trainer.enable_progress_bar": False, "trainer.accelerator": "cpu"}
@@ -125,6 +125,8 @@ def test_values_are_merged_in_python_as_on_a_command_line():
     recipe = load_recipe("quickstart")
     by_tokens, by_names = Training(Values.of(recipe, read_overrides(tokens))), Training(Values.of(recipe, changes))
     assert by_tokens.values == by_names.values
+    (folder,) = overrides_of({"data.folder": Path("pictures")})
+    assert folder.tokens == ("--data.folder=pictures",)
 
 
 def test_data_may_be_given_as_an_option_alone():

@@ -1,6 +1,7 @@
 """Values of a recipe, nested as in YAML, each with the place where it is written."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -55,7 +56,8 @@ def name_of(part: Any) -> str:
 
 def options_of(values: Mapping[str, Any]) -> list[str]:
     """Return values by their dotted names as options of a command."""
-    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()]
+    texts = (os.fspath(x) if isinstance(x, str | os.PathLike) else json.dumps(x) for x in values.values())
+    return [f"--{name}={text}" for name, text in zip(values, texts, strict=True)]
 
 
 def own_arguments(data: Any) -> dict[str, Any]:
