@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.arguments import add_checkpoint, add_recipe
+from torchcaps.cli.arguments import add_checkpoint, add_recipe, find_run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
 
     if options.samples < 2:
         raise ValueError(f"--samples must be at least 2, got {options.samples}")
-    runs = [_find(options, given) for given in options.ckpt_path or [None]]
+    runs = [find_run(options, which=which) for which in options.ckpt_path or [None]]
     training = runs[-1].training(options.overrides)
     for other in runs[:-1]:
         other.load_weights_into(training.model.network)  # to see that they fit: the report loads each again
@@ -69,12 +69,6 @@ def run(options: argparse.Namespace) -> None:
         print(f"figure: {path}")
     page = write_page(report, folder / "index.html")
     print(f"page: {page}")
-
-
-def _find(options: argparse.Namespace, which: str | None) -> "Run":
-    from torchcaps.runs import Run
-
-    return Run.find(options.recipe, which, options.small, options.runs, options.allow_code)
 
 
 def _checkpoints(runs: "list[Run]") -> "list[tuple[str, Run]]":
