@@ -169,6 +169,8 @@ def test_shuffled_labels_are_shown_beside(capfd):
 def test_figures_lie_beside_a_checkpoint():
     assert folder_of(Path("runs/mine/version_0/checkpoints/last.ckpt")) == Path("runs/mine/version_0")
     assert folder_of(Path("models/mine.ckpt")) == Path("models")
+    Path("saved").mkdir()
+    assert folder_of(Path("saved")) == Path("saved")
 
 
 def test_bad_calls(capfd, trained):

@@ -173,7 +173,9 @@ def test_a_hub_that_does_not_answer(trained, tmp_path, monkeypatch):
     """By its true client."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    refused("the repository some/body cannot be read", "some/body", cache_dir=tmp_path)
+    refused(
+        "there is no folder some/body, and the repository some/body cannot be read", "some/body", cache_dir=tmp_path
+    )
     for name in ("some/body", "not a name"):
         with pytest.raises(ValueError, match=f"cannot upload to {name}") as error:
             push_to_hub(trained, name, token="mine")

@@ -54,6 +54,18 @@ def test_every_source_gives_the_same_network(found, runs, saved, tmp_path, monke
     assert found.folder == version
 
 
+def test_a_checkpoint_keeps_no_state_of_the_optimizer(found, tmp_path):
+    assert "optimizer_states" in torch.load(found.path, weights_only=True)
+    assert not {"optimizer_states", "lr_schedulers"} & found.checkpoint.training.keys()
+    state = torch.load(found.path, weights_only=True)
+    del state["optimizer_states"]
+    torch.save(state, tmp_path / "without.ckpt")
+    run = Run.find(tmp_path / "without.ckpt")
+    torch.testing.assert_close(run.probabilities(IMAGES), found.probabilities(IMAGES), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="without.ckpt is not a checkpoint of a training: it has no optimizer_states"):
+        run.training({"trainer.max_epochs": 3}, resume=True)
+
+
 def test_what_is_built_is_built_once(found):
     assert found.network() is found.network()
     assert found.data() is found.data()

@@ -11,6 +11,7 @@ from torchcaps import CapsNet, CapsuleHead, CapsuleLinear, DynamicRouting, Margi
 from torchcaps.data import LabeledData, notes
 from torchcaps.data.images import ImageSet
 from torchcaps.functional import margin_loss
+from torchcaps.measures.predicting import predict
 from torchcaps.models import FeatureClassifier
 from torchcaps.training import Classifier
 from torchcaps.training.classifier import check_compiler
@@ -282,13 +283,29 @@ def test_networks_that_return_no_prediction(output, error, message):
             classifier.training_step((images, LABELS), 0)
 
 
-def test_an_error_of_the_memory_is_none_of_the_samples():
-    class Large(nn.Module):
+@pytest.mark.parametrize(
+    ("library", "said", "kind", "message"),
+    [
+        (
+            "torch.nn",
+            "shapes cannot be multiplied",
+            ValueError,
+            r"^the network does not fit the samples: of a batch of sh",
+        ),
+        ("torch.nn", "DefaultCPUAllocator: can't allocate memory", RuntimeError, "^DefaultCPUAllocator"),
+        ("mine", "shapes cannot be multiplied", RuntimeError, "^shapes cannot"),  # with its traceback
+    ],
+)
+def test_errors_of_a_network(library, said, kind, message):
+    class Raises(nn.Module):
         def forward(self, images):
-            return torch.empty(10**15)
+            raise RuntimeError(said)
 
-    with pytest.raises(RuntimeError, match="allocate memory"):
-        Classifier(Large(), nn.CrossEntropyLoss(), classes=3)(IMAGES)
+    Raises.__module__ = library
+    with pytest.raises(kind, match=message):
+        Classifier(Raises(), nn.CrossEntropyLoss(), classes=3)(IMAGES)
+    with pytest.raises(kind, match=message):
+        predict(Raises(), IMAGES)
 
 
 @pytest.mark.parametrize("parts", [torch.rand(4, 1, 8, 8), torch.rand(4, 2, 1, 8, 8), torch.rand(4, 3, 1, 8, 1), None])

@@ -107,7 +107,7 @@ def changes_in(options: argparse.Namespace) -> "list[Override]":
     return [*overrides_of(_of_network(options.model, options.recipe)), *read_overrides(options.tokens)]
 
 
-def _of_network(model: str | None, recipe: str) -> dict[str, str]:
+def _of_network(model: str | None, recipe: str | list[str]) -> dict[str, str]:
     """Return the values that choose a network by its name."""
     if model is None:
         return {}
@@ -117,7 +117,7 @@ def _of_network(model: str | None, recipe: str) -> dict[str, str]:
             model = f"{library}/{user_path(name).resolve()}"  # wherever the run is used
         values = {"model.network": "torchcaps.models.library_network", "model.network.name": model}
         # The recipe's own learning rate is for a small ResNet.
-        return values | {"model.optimizer.lr": "0.001"} if recipe == "own/images" else values
+        return values | {"model.optimizer.lr": "0.001"} if recipe in ("own/images", ["own/images"]) else values
     from torchcaps.models import list_models
     from torchcaps.models.registry import import_path
 

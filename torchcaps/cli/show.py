@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--port must be from 1 to 65535, got {options.port}")
     # Read when Gradio and huggingface_hub are imported.
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-    if not options.recipe.startswith("hub:"):
+    if not any(str(source).startswith("hub:") for source in (options.recipe, options.ckpt_path)):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     _say(f"reading {options.recipe}")
     trained = find_run(options)

@@ -63,7 +63,8 @@ def from_pretrained(
     The environment variable HF_ENDPOINT names another hub than huggingface.co.
 
     Args:
-        name: path of a folder that `save_pretrained` wrote, or the name of a repository on the Hub, `user/name`.
+        name: path of a folder that `save_pretrained` wrote, or the name of a repository on the Hub, `user/name` or
+            `user/name@revision`.
         revision: branch, tag or commit of the repository; None for `main`.
         token: token for private repositories; None for the one that `hf auth login` has stored.
         cache_dir: folder for downloaded files; None for that of `huggingface_hub`.
@@ -82,7 +83,10 @@ def from_pretrained(
     if not os.path.isdir(folder):
         if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
             raise ValueError(f"there is no folder {name}: {A_FOLDER}, or the name of a repository, `user/name`")
-        folder = downloaded(name, revision, token, None if cache_dir is None else os.fspath(cache_dir))
+        try:
+            folder = downloaded(name, revision, token, None if cache_dir is None else os.fspath(cache_dir))
+        except ValueError as error:
+            raise ValueError(f"there is no folder {name}, and {error}") from error
     checkpoint = Checkpoint.read(folder)
     recipe = Recipe(str(folder), checkpoint.files, with_source(checkpoint.values, str(folder)))
     run = Run(checkpoint, recipe, allow_code)

@@ -1,5 +1,7 @@
 """Predictions and reconstructions of a network, for modules of `explain` that compare many of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -8,9 +10,12 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import checked, is_row, shown, shown_with_type
+from torchcaps.utils.checks import one_line
+from torchcaps.utils.processes import lost_peer
 
 # A network's input, or all arguments of its `forward`.
 Inputs = Tensor | tuple[Tensor, ...]
+LIBRARIES = ("torchcaps", "torch", "torchvision", "timm", "transformers")
 
 
 class NoClassCapsules(TypeError):
@@ -50,7 +55,29 @@ def inputs_for(network: nn.Module, inputs: Inputs) -> Inputs:
 def run_network(network: nn.Module, inputs: Inputs) -> Any:
     """Return what a network returns for its inputs, which may be on any device."""
     moved = inputs_for(network, inputs)
-    return network(*moved) if isinstance(moved, tuple) else network(moved)
+    with name_unfit_inputs(network, inputs):
+        return network(*moved) if isinstance(moved, tuple) else network(moved)
+
+
+@contextmanager
+def name_unfit_inputs(network: nn.Module, inputs: Inputs) -> Iterator[None]:
+    """Within this context, a RuntimeError of a library's network is a ValueError that names the shapes of its inputs.
+    One of a network of the user's own stays as it is, with its traceback.
+
+    Raises:
+        ValueError: the network does not fit the inputs.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # Errors of the memory and of other processes are none of the inputs'. On a CPU the memory's have no type.
+        others = type(error) is not RuntimeError or lost_peer(error) or "allocate memory" in str(error)
+        if others or type(network).__module__.partition(".")[0] not in LIBRARIES:
+            raise
+        shapes = " and ".join(str(tuple(x.shape)) for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
+        raise ValueError(
+            f"the network does not fit the samples: of a batch of shape {shapes} it says: {one_line(error)}"
+        ) from error
 
 
 def check_scores(scores: Tensor) -> None:

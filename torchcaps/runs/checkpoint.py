@@ -32,6 +32,7 @@ PARTS: dict[str, type] = {  # of the state of a training
     "lr_schedulers": list,
     "pytorch-lightning_version": str,
 }
+OF_OPTIMIZER = ("optimizer_states", "lr_schedulers")  # Lightning reads them, if the training goes on
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,9 @@ class Checkpoint:
         facts: what is known of the training, such as its metrics; see :class:`torchcaps.training.Report`.
         temperature: number by which scores are divided before the softmax; None if the training has chosen none.
         files: the user's own files of the recipe; modules beside them may run if code is allowed.
-        training: the state of the training by the names in PARTS; {} in a folder.
+        training: the state of the training by the names in PARTS, without that of the optimizer, which may take twice
+            the memory of the weights; {} in a folder.
+        missing: the PARTS that the checkpoint lacks.
     """
 
     path: Path
@@ -55,6 +58,7 @@ class Checkpoint:
     temperature: float | None = None
     files: tuple[Path, ...] = ()
     training: dict[str, Any] = field(default_factory=dict, repr=False)
+    missing: tuple[str, ...] = ()
 
     @classmethod
     @checked
@@ -89,7 +93,8 @@ class Checkpoint:
             facts,
             _temperature(facts.get("temperature"), path),
             tuple(map(Path, files)),
-            content,
+            {name: content[name] for name in PARTS if name in content and name not in OF_OPTIMIZER},
+            tuple(name for name in PARTS if name not in content),
         )
 
     @classmethod
@@ -123,18 +128,23 @@ class Checkpoint:
         return int(self.part("global_step"))
 
     def part(self, name: str) -> Any:
-        """Return a part of the state of the training.
+        """Return a part of the state of the training; see `check_state`."""
+        self.check_state(name)
+        return self.training[name]
+
+    def check_state(self, *names: str) -> None:
+        """Check that the checkpoint has parts of the state of a training, by default all that a training goes on from.
 
         Raises:
-            ValueError: the checkpoint has no such part, or is a folder.
+            ValueError: one of them is missing, or it is a folder.
         """
         if not self.training:
             raise ValueError(
                 f"{self.path} is a folder of `save_pretrained`, without the training: give a run or a checkpoint"
             )
-        if name not in self.training:
-            raise ValueError(f"{self.path} is not a checkpoint of a training: it has no {name}: {A_CHECKPOINT}")
-        return self.training[name]
+        for name in self.missing:
+            if name in (names or PARTS):
+                raise ValueError(f"{self.path} is not a checkpoint of a training: it has no {name}: {A_CHECKPOINT}")
 
 
 def _content(path: Path) -> dict[str, Any]:

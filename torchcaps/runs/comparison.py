@@ -63,8 +63,6 @@ def _compare_data(path: Path, training: Training, overrides: Sequence[Override])
 def check_progress(checkpoint: Checkpoint, training: Training) -> None:
     """Check that a training does not end before the checkpoint that it goes on from."""
     path, step = checkpoint.path, checkpoint.step
-    for part in ("epoch", "loops", "callbacks", "optimizer_states", "lr_schedulers", "pytorch-lightning_version"):
-        checkpoint.part(part)
     most, steps = training.trainer.max_epochs, training.trainer.max_steps
     try:
         loop = checkpoint.part("loops")["fit_loop"]

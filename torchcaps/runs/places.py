@@ -23,7 +23,9 @@ def is_place(name: str) -> bool:
 
 
 def folder_of(checkpoint: Path) -> Path:
-    """Return the folder of the run of a checkpoint, or the one that it lies in."""
+    """Return the folder of the run of a checkpoint, or the one that it lies in. One of `save_pretrained` is its own."""
+    if checkpoint.is_dir():
+        return checkpoint
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
 
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data import LabeledData
-from torchcaps.measures.predicting import as_prediction
+from torchcaps.measures.predicting import as_prediction, name_unfit_inputs
 from torchcaps.models.pretrained import load_state
 from torchcaps.recipes import Recipe, load_recipe
 from torchcaps.recipes.modules import OwnModules
 from torchcaps.recipes.values import name_of, own_arguments, with_source
 from torchcaps.runs.checkpoint import Checkpoint
 from torchcaps.runs.comparison import check_progress, compare
+from torchcaps.runs.hub import HUB
 from torchcaps.runs.places import find_checkpoint, folder_of, is_place
 from torchcaps.training.build import Training
 from torchcaps.training.curves import Curves, curves_of
@@ -92,8 +93,9 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Folder of the run, or the one in which its checkpoint lies."""
-        return folder_of(self.path)
+        """Folder of the run: of a checkpoint that lies alone the one that it lies in, of a repository of the Hub the
+        working folder."""
+        return Path() if self.recipe.name.startswith(HUB) else folder_of(self.path)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -161,7 +163,8 @@ class Run:
             ValueError: the scores are NaN or infinite.
         """
         network = self.network()
-        output = network(*inputs) if isinstance(inputs, tuple) else network(inputs)
+        with name_unfit_inputs(network, inputs):
+            output = network(*inputs) if isinstance(inputs, tuple) else network(inputs)
         return as_prediction(network, output).evidence.float()
 
     def probabilities(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
@@ -189,6 +192,8 @@ class Run:
         Raises:
             ValueError: a value cannot be used, or the checkpoint has no state to go on from.
         """
+        if resume:
+            self.checkpoint.check_state()
         changes = overrides_of(overrides)
         training = Training(
             replace(self.fresh_values(changes, smoke), checkpoint=self.path),

@@ -130,6 +130,13 @@ class Training:
         """
         try:
             self.trainer.fit(self.model, self.datamodule, ckpt_path=self.resumed, weights_only=True)
+            if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
+                self.trainer.loggers = []  # the test starts new processes, which would begin the logs anew
+            self._take_best()
+            if self.report() and validates(self.trainer, self.datamodule):  # the report sees the validation samples
+                loggers, self.trainer.loggers = self.trainer.loggers, []  # the curves would get one more point
+                self.trainer.validate(self.model, self.datamodule, verbose=False)
+                self.trainer.loggers = loggers
         except MisconfigurationException as error:
             raise ValueError(str(error)) from error
         except Exception as error:
@@ -137,13 +144,6 @@ class Training:
                 raise
             with blame_checkpoint(self.resumed):
                 raise
-        if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
-            self.trainer.loggers = []  # the test starts new processes, which would begin the logs anew
-        self._take_best()
-        if self.report() and validates(self.trainer, self.datamodule):  # the report sees the validation samples
-            loggers, self.trainer.loggers = self.trainer.loggers, []  # the curves would get one more point
-            self.trainer.validate(self.model, self.datamodule, verbose=False)
-            self.trainer.loggers = loggers
 
     def _take_best(self) -> None:
         for callback in self.trainer.checkpoint_callbacks:

@@ -17,7 +17,7 @@ from torchcaps.data.encoded_images import EncodedImages
 from torchcaps.data.labeled import LabeledData
 from torchcaps.data.notes import say, say_rare
 from torchcaps.data.order import Order
-from torchcaps.measures.predicting import check_scores
+from torchcaps.measures.predicting import check_scores, name_unfit_inputs
 from torchcaps.models import FeedbackAgreement
 from torchcaps.nn.inputs import check_labels
 from torchcaps.nn.losses import input_of_loss
@@ -25,7 +25,6 @@ from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
 from torchcaps.utils.arguments import Count, NotNegative, Positive, checked, shown, shown_with_type
 from torchcaps.utils.checks import counted, one_line
-from torchcaps.utils.processes import lost_peer
 
 Stage = Literal["train", "val", "test"]
 
@@ -217,17 +216,8 @@ class Classifier(LightningModule):
             say_rare(dict(zip(names, counts.tolist(), strict=True)), remedies)
 
     def forward(self, inputs: Inputs) -> Prediction:
-        try:
+        with name_unfit_inputs(self.network, inputs):
             return self._forward(inputs)
-        except RuntimeError as error:
-            # Such as an error of the memory, which on a CPU has no type of its own.
-            if type(error) is not RuntimeError or lost_peer(error) or "allocate memory" in str(error):
-                raise
-            shapes = [tuple(x.shape) for x in ((inputs,) if isinstance(inputs, Tensor) else inputs)]
-            raise ValueError(
-                f"the network does not fit the samples: of a batch of shape {' and '.join(map(str, shapes))} it says: "
-                f"{one_line(error)}"
-            ) from error
 
     def _forward(self, inputs: Inputs) -> Prediction:
         if not isinstance(inputs, Tensor):
