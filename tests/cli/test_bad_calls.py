@@ -96,6 +96,10 @@ OVERRIDES = [
     ("--seed_everything", "--seed_everything has no value"),
     ("--model.network torchcap.models.capsnet_digits", "is no class of .*: correct the name, or allow its code to run"),
     ("--data.root my data", "unexpected argument 'data': give values .* as --NAME VALUE, and a VALUE with spaces in q"),
+    ("--lr 0.1", r"unknown argument --lr; did you mean --model.optimizer.lr\?"),
+    ("--modle.optimizer.lr 0.1", r"unknown argument --modle.optimizer.lr; did you mean --model.optimizer.lr\?"),
+    ("--max_epochs 3", r"unknown argument --max_epochs; did you mean --trainer.max_epochs\?"),
+    ("--trainer.max_epochs 0", "trainer.max_epochs and max_steps must be above 0: to test alone, use `torchcaps test`"),
     ("--modl capsnet_mnist", r"unknown argument --modl; did you mean --model\?"),
     ("--config other.yaml", "unknown argument --config"),
     # Found when the first step begins.
@@ -221,7 +225,7 @@ COMMANDS = [
     ("explain {run} --shuffled empty", "--shuffled: empty has no checkpoint of a run: give the folder of a run"),
     ("explain empty", "empty has no checkpoint of a run: give the folder of a run, such as runs/quickstart/version_0"),
     ("explain {runs}", " has no checkpoint of a run: give the folder of a run"),
-    ("test {runs}/quickstart/version_9", "and .*/quickstart has no 'version_9'$"),
+    ("test {runs}/quickstart/version_9", "and .*/quickstart has no 'version_9': it has version_0$"),
     ("test {run}x.ckpt", "there is no checkpoint .*x.ckpt: give the path of a .ckpt file, or the folder of a run"),
     (
         "test quickstart --runs elsewhere",

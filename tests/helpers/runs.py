@@ -16,6 +16,10 @@ def run_of(
     """Return a run whose network and data are these."""
     name = getattr(network, "name", None) or type(network).__name__
     values = {"model": {"network": f"torchcaps.models.{name}"}, "data": {"class_path": type(data).__name__}}
-    run = Run(Checkpoint(Path("memory"), values, network.state_dict(), facts or {}, temperature), Recipe("own", (), {}))
+    run = Run(
+        Checkpoint(Path("memory"), values, network.state_dict(), facts or {}, temperature),
+        Recipe("own", (), {}),
+        which="memory",
+    )
     run.__dict__["_parts"] = (network.eval(), data)  # what a run builds once
     return run

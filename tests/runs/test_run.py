@@ -1,8 +1,10 @@
 """A run as an object: found in each of its forms, used, and trained on."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from commands import TINY, call
@@ -88,6 +90,29 @@ def test_a_run_goes_on_beside_the_one_before(found, runs):
     assert last.curves()["accuracy"]["training"][0] == [1, 2, 3]
 
 
+def test_a_run_goes_on_after_its_newest_checkpoint(found, tmp_path):
+    folder = shutil.copytree(found.folder, tmp_path / "run")
+    shutil.copy(folder / "checkpoints" / "previous.ckpt", folder / "checkpoints" / "best.ckpt")
+    changes = {"trainer.max_epochs": 3, **QUIET}
+    run = Run.find(folder)
+    assert run.path.name == "best.ckpt"
+    assert run.training(changes, resume=True).resumed.name == "last.ckpt"
+    assert Run.find(folder, "best").training(changes, resume=True).resumed.name == "best.ckpt"
+
+
+def test_nested_values_are_merged(found):
+    values = found.training({"trainer": {"max_epochs": 3}, "data.batch_size": np.int64(16), **QUIET}).values
+    assert values["trainer"]["max_epochs"] == 3
+    assert values["trainer"]["limit_train_batches"] == 2  # as in the run
+    assert values["data"]["init_args"]["batch_size"] == 16
+    with pytest.raises(
+        ValueError, match="values are given by their names, such as trainer.max_epochs, got '--trainer.m"
+    ):
+        found.training({"--trainer.max_epochs": 3})
+    with pytest.raises(TypeError, match="overrides must be"):
+        found.training("trainer.max_epochs=3")
+
+
 def test_a_run_is_tested(found, saved, runs):
     metrics = found.training(QUIET).test()
     assert Run.find(saved).training(QUIET).test() == metrics
@@ -117,7 +142,7 @@ def test_what_cannot_be(found, saved, runs, tmp_path):
     with pytest.raises(ValueError, match="lr = 0.002, and now it is 0.5: leave out what changes it"):
         found.training({"model.optimizer.lr": 0.5}, resume=True)
     with pytest.raises(ValueError, match="has finished 2 epochs, and this training ends after 1"):
-        found.training({"trainer.max_epochs": 1}, resume=True)
+        Run.find(found.path).training({"trainer.max_epochs": 1}, resume=True)
     with pytest.raises(ValueError, match="is a folder of `save_pretrained`, without the training: give a run or a che"):
         Run.find(saved).training(resume=True)
     with pytest.raises(ValueError, match="is no run with several checkpoints: leave out --ckpt_path best"):
@@ -152,11 +177,11 @@ def test_an_error_of_something_else_is_none_of_the_checkpoint(found, monkeypatch
     changes = {"trainer.max_epochs": 3, "trainer.callbacks": "torchcaps.training.Report", **QUIET}
     data = {"trainer.val_check_interval": 1000, "trainer.num_sanity_val_steps": 0}
     with pytest.raises(ValueError, match="^ ?`val_check_interval` .1000. must be less than or equal to"):
-        found.training({**changes, **data}, resume=True).fit()
+        Run.find(found.path).training({**changes, **data}, resume=True).fit()
 
     def fail(*_, **__):
         raise KeyError("of a callback")
 
     monkeypatch.setattr(Report, "on_train_batch_end", fail)
     with pytest.raises(KeyError, match="of a callback"):
-        found.training(changes, resume=True).fit()
+        Run.find(found.path).training(changes, resume=True).fit()

@@ -36,6 +36,12 @@ from torchcaps.utils.processes import LAUNCHERS, rank, should_print
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import Stopped, StopSignals
 
+SHORT = {  # names of values that people give without those before them
+    **dict.fromkeys(("optimizer", "scheduler", "loss", "network", "class_weights"), "model"),
+    **dict.fromkeys(("max_epochs", "max_steps", "devices", "accelerator", "precision", "callbacks"), "trainer"),
+    **dict.fromkeys(("batch_size", "num_workers", "root", "folder", "file", "split"), "data"),
+    "lr": "model.optimizer",
+}
 COMMANDS = (train, test, predict, search, explain, show, evaluate, export, recipes, reproduce, models, bench)
 
 
@@ -120,8 +126,15 @@ def check_overrides(options: argparse.Namespace) -> None:
         name = token.partition("=")[0].rstrip("+")
         if options.takes_overrides and (not token.startswith("--") or name[2:].partition(".")[0] in values):
             continue
-        close = difflib.get_close_matches(name, options.options, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; see torchcaps {options.command} --help"
+        first, _, rest = name[2:].partition(".")
+        near = difflib.get_close_matches(first, values, n=1)
+        if options.takes_overrides and first in SHORT:
+            meant = f"--{SHORT[first]}.{name[2:]}"
+        elif options.takes_overrides and near and rest:
+            meant = f"--{near[0]}.{rest}"
+        else:
+            meant = next(iter(difflib.get_close_matches(name, options.options, n=1)), "")
+        hint = f"; did you mean {meant}?" if meant else f"; see torchcaps {options.command} --help"
         raise ValueError(f"unknown argument {name}{hint}")
 
 

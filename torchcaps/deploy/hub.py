@@ -78,6 +78,8 @@ def from_pretrained(
     name, folder = os.fspath(name), user_path(name)
     if os.path.isfile(folder):
         raise ValueError(f"{folder} is a file: {A_FOLDER}; `Run.find` reads a checkpoint")
+    if os.path.isdir(folder) and not os.path.isfile(folder / CONFIG):
+        raise ValueError(f"{folder} has no {CONFIG}: {A_FOLDER}; `Run.find` finds the run in the folder of a training")
     if os.path.isdir(folder) and revision is not None:
         raise ValueError(f"{folder} is a folder, which has no revisions: leave out revision={revision!r}")
     if not os.path.isdir(folder):

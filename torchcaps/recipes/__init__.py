@@ -208,7 +208,9 @@ def _instead(name: str) -> str:
     if rows:
         return f": choose one of {', '.join(rows[:8])}{', ...' if len(rows) > 8 else ''}"
     if os.path.isdir(folder := os.path.dirname(name)):  # a run, whose nearest recipe would mean another run
-        return f", and {folder} has no {os.path.basename(name)!r}"
+        inside = sorted(x.name for x in os.scandir(folder) if x.is_dir() and not x.name.startswith("."))
+        has = f": it has {', '.join(inside[:8])}{', ...' if len(inside) > 8 else ''}" if inside else ""
+        return f", and {folder} has no {os.path.basename(name)!r}{has}"
     return nearest(name, list_recipes())
 
 

@@ -55,9 +55,19 @@ def name_of(part: Any) -> str:
 
 
 def options_of(values: Mapping[str, Any]) -> list[str]:
-    """Return values by their dotted names as options of a command."""
-    texts = (os.fspath(x) if isinstance(x, str | os.PathLike) else json.dumps(x) for x in values.values())
-    return [f"--{name}={text}" for name, text in zip(values, texts, strict=True)]
+    """Return values by their dotted names as options of a command. Those of a dictionary, unless it names a class, are
+    values of their own."""
+    options: list[str] = []
+    for name, value in values.items():
+        if not isinstance(name, str) or name.startswith("-"):
+            raise ValueError(f"values are given by their names, such as trainer.max_epochs, got {name!r}")
+        if isinstance(value, dict) and value and "class_path" not in value:
+            options += options_of({f"{name}.{inner}": x for inner, x in value.items()})
+        elif isinstance(value, str | os.PathLike):
+            options.append(f"--{name}={os.fspath(value)}")
+        else:
+            options.append(f"--{name}={json.dumps(value.item() if hasattr(value, 'item') else value)}")  # of NumPy
+    return options
 
 
 def own_arguments(data: Any) -> dict[str, Any]:

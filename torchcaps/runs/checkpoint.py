@@ -91,7 +91,7 @@ class Checkpoint:
             values,
             {name.removeprefix(NETWORK): value for name, value in state.items() if name.startswith(NETWORK)},
             facts,
-            _temperature(facts.get("temperature"), path),
+            _temperature(facts.get("temperature"), path, A_CHECKPOINT),
             tuple(map(Path, files)),
             {name: content[name] for name in PARTS if name in content and name not in OF_OPTIMIZER},
             tuple(name for name in PARTS if name not in content),
@@ -115,7 +115,9 @@ class Checkpoint:
         about = config.get("about", {})
         if not isinstance(about, dict):
             raise ValueError(f"{path}: about must hold facts by name, got {str(about)[:60]!r}: {A_FOLDER}")
-        return cls(folder, config["values"], state, about, _temperature(config.get("temperature"), folder), (path,))
+        return cls(
+            folder, config["values"], state, about, _temperature(config.get("temperature"), folder, A_FOLDER), (path,)
+        )
 
     @property
     def epoch(self) -> int:
@@ -191,13 +193,13 @@ def _check_values(values: Any) -> None:
         raise ValueError("its model has no network")
 
 
-def _temperature(value: Any, source: Path) -> float | None:
+def _temperature(value: Any, source: Path, expected: str) -> float | None:
     """Return a temperature within the bounds of `best_temperature`: divided by others, scores may not be finite."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not LOWEST <= value <= HIGHEST:
         raise ValueError(
-            f"{source}: temperature must be a number from {LOWEST:g} to {HIGHEST:g}, got {shown(value)}: {A_CHECKPOINT}"
+            f"{source}: temperature must be a number from {LOWEST:g} to {HIGHEST:g}, got {shown(value)}: {expected}"
         )
     return float(value)
 

@@ -54,7 +54,7 @@ def _compare_data(path: Path, training: Training, overrides: Sequence[Override])
     """Say if own data are split or read otherwise than in the run."""
     then, now = (own_arguments(values["data"]) for values in (training.given.recipe.config, training.values))
     given = [override.path for override in overrides if override.path[0] == "data"]
-    if "split" in now and any(names[-1] == "split" for names in given):
+    if "split" in now and any(names[-1] == "split" for names in given) and not path.is_dir():  # which has no split
         say(f"the split is not that of {path}: its network may have been trained on what is now tested")
     if then.get("window") != now.get("window"):
         say(f"data.window is {now['window']}, and the network was trained with {then['window']}")

@@ -47,14 +47,16 @@ def find_checkpoint(source: str, which: str | None, small: bool, runs: Path) -> 
     """
     place = source if is_place(source) else None
     if small and place is not None:
-        raise ValueError(f"{source} is small or not, as it was trained: leave out --small")
+        raise ValueError(f"{source} is small or not, as it was trained: leave out --small (in Python, `small`)")
     if which not in (None, "last", "best"):
         place, which = which, None
     if place is None:
         newest = _newest(runs / load_recipe(source, small).folder, of_recipe=True)
     elif place.startswith(HUB) or not _has_several(place):
         if which is not None:
-            raise ValueError(f"{place} is no run with several checkpoints: leave out --ckpt_path {which}")
+            raise ValueError(
+                f"{place} is no run with several checkpoints: leave out --ckpt_path {which} (in Python, `which`)"
+            )
         path = downloaded(place.removeprefix(HUB)) if place.startswith(HUB) else user_path(place)
         return Checkpoint.read(path if os.path.isdir(path) else _intact(path))
     else:
@@ -65,7 +67,7 @@ def find_checkpoint(source: str, which: str | None, small: bool, runs: Path) -> 
     checkpoint = Checkpoint.read(newest)
     best = None if which == "last" else _named_best(checkpoint)
     if best is None and which == "best":
-        raise ValueError(f"{newest.parent} has no best checkpoint: its recipe keeps none; give --ckpt_path last")
+        raise ValueError(f"{newest.parent} has no best checkpoint: its recipe keeps none; take the last one, `last`")
     return checkpoint if best is None else Checkpoint.read(_intact(best))
 
 

@@ -20,7 +20,7 @@ from torchcaps.recipes.values import name_of, own_arguments, with_source
 from torchcaps.runs.checkpoint import Checkpoint
 from torchcaps.runs.comparison import check_progress, compare
 from torchcaps.runs.hub import HUB
-from torchcaps.runs.places import find_checkpoint, folder_of, is_place
+from torchcaps.runs.places import find_checkpoint, folder_of, has_several, is_place
 from torchcaps.training.build import Training
 from torchcaps.training.curves import Curves, curves_of
 from torchcaps.training.errors import innermost
@@ -45,12 +45,14 @@ class Run:
         recipe: the recipe as it is now, where the run was found by its name; else one with the values of the run.
         allow_code: whether the values may name classes and functions of any package, whose code then runs.
         runs: folder of all runs, in which one that goes on from a checkpoint alone gets its folder.
+        which: the checkpoint that was asked for, see `find`.
     """
 
     checkpoint: Checkpoint
     recipe: Recipe
     allow_code: bool = False
     runs: Path = Path("runs")
+    which: str | None = None
 
     @classmethod
     @checked
@@ -79,12 +81,13 @@ class Run:
             ValueError: there is no such run, or it cannot be read or used; the message says what to do.
         """
         source, root = os.fspath(source), Path(runs or os.environ.get("TORCHCAPS_RUNS") or "runs")
-        checkpoint = find_checkpoint(source, None if which is None else os.fspath(which), small, root)
+        which = None if which is None else os.fspath(which)
+        checkpoint = find_checkpoint(source, which, small, root)
         if is_place(source):
             recipe = Recipe(source, checkpoint.files, with_source(checkpoint.values, str(checkpoint.path)))
         else:
             recipe = load_recipe(source, small)
-        return cls(checkpoint, recipe, allow_code, root)
+        return cls(checkpoint, recipe, allow_code, root, which)
 
     @property
     def path(self) -> Path:
@@ -172,6 +175,7 @@ class Run:
         temperature T, or 1 if there is none."""
         return (self.scores(inputs) / (self.temperature or 1.0)).softmax(-1)
 
+    @checked
     def training(
         self,
         overrides: Mapping[str, Any] | Sequence[Override] = (),
@@ -185,13 +189,17 @@ class Run:
         Args:
             overrides: values to change, by their dotted names, such as `{"trainer.max_epochs": 20}`. What the network
                 depends on cannot change; to go on, nothing of the model can.
-            resume: whether `fit` goes on where the run stopped. Otherwise the training writes no files.
+            resume: whether `fit` goes on where the run stopped: after its newest checkpoint, or after the one that
+                was asked for. Otherwise the training writes no files.
             folder: folder in which a run that goes on gets a folder of its own; None for the one beside this run's.
             smoke, signals: see :class:`torchcaps.training.Values` and :class:`torchcaps.training.Training`.
 
         Raises:
             ValueError: a value cannot be used, or the checkpoint has no state to go on from.
         """
+        if resume and self.which is None and has_several(self.recipe.name):  # the best may not be the newest
+            newest = Run.find(self.recipe.name, "last", self.recipe.is_small, self.runs, self.allow_code)
+            return newest.training(overrides, resume, folder, smoke, signals)
         if resume:
             self.checkpoint.check_state()
         changes = overrides_of(overrides)

@@ -70,6 +70,8 @@ def check_trainer(seed: Any, trainer: Any) -> None:
             raise ValueError(
                 f"trainer.{name} must be a number of batches, or a fraction of them from 0.0 to 1.0, got {value}"
             )
+    if 0 in (trainer.max_epochs, trainer.max_steps):
+        raise ValueError("trainer.max_epochs and max_steps must be above 0: to test alone, use `torchcaps test`")
     if trainer.limit_train_batches == 0:
         raise ValueError("trainer.limit_train_batches must be above 0, got 0: to test alone, use `torchcaps test`")
     if isinstance(trainer.val_check_interval, int | float) and not trainer.val_check_interval > 0:

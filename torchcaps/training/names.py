@@ -6,9 +6,11 @@ All names in the values of a recipe are checked here before the parser sees them
 import difflib
 import importlib
 import inspect
+import re
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentError, ArgumentParser
 from torch import Tensor
 
 from torchcaps.data import LabeledData
@@ -16,6 +18,7 @@ from torchcaps.models.registry import import_path
 from torchcaps.recipes.reading import read_yaml
 from torchcaps.recipes.values import ARGUMENTS, Path
 from torchcaps.training.classifier import Classifier
+from torchcaps.training.overrides import Override
 from torchcaps.training.signatures import (
     NAMEABLE_CLASSES,
     PARTS,
@@ -70,6 +73,17 @@ class Names:
 
     def __init__(self, allow_code: bool) -> None:
         self.allow_code = allow_code
+
+    def changed(self, values: Any, override: Override) -> Any:
+        """Return the values of a recipe with one of them changed; `check` must follow.
+
+        The names of an override leave out `init_args`, and it changes the last item of a list. Where it names another
+        class, the arguments that the new class also takes are kept.
+
+        Raises:
+            Refused: a name on the way to the value is not allowed or not known.
+        """
+        return _changed(values, override.path, override, self, recipe_signature, ())
 
     def check(self, values: Any, annotation: Any = recipe_signature, path: Path = ()) -> None:
         """Check all names in values: those of classes and functions, and those of arguments.
@@ -237,3 +251,78 @@ def _kinds(expected: list[type]) -> str:
 
 def _expected(expected: list[type], value: Any) -> str:
     return f"expected {_kinds(expected)}, as {{class_path: MODULE.NAME}}, got {value!r}"
+
+
+def _changed(
+    values: Any, names_left: tuple[str, ...], override: Override, names: Names, annotation: Any, path: Path
+) -> Any:
+    """Return values that stand at `path` with a change of the value that `names_left` lead to from there."""
+    if not names_left:
+        return _added(values, override, path) if override.adds else _replaced(values, override, names, annotation, path)
+    if isinstance(values, str):
+        read = _structured(values, path)
+        values = {"class_path": read} if isinstance(read, str) else read
+    if isinstance(values, list):
+        items = values or [{}]
+        last = len(items) - 1
+        return [*items[:-1], _changed(items[-1], names_left, override, names, annotation, (*path, last))]
+    values = dict(values) if isinstance(values, dict) else {}
+    name, left = names_left[0], names_left[1:]
+    if name in (*ARGUMENTS, "class_path"):
+        values[name] = _changed(values.get(name), left, override, names, UNKNOWN, (*path, name))
+        return values
+    owner: Any = names.owner(values, annotation, path)
+    known = (parameters(owner) if owner is not None else None) or {}
+    place = values
+    if "class_path" in values and annotation not in OWNERS:
+        place = values["init_args"] = _arguments(values, path)
+    annotation = known[name].annotation if name in known else UNKNOWN
+    place[name] = _changed(place.get(name), left, override, names, annotation, (*path, name))
+    return values
+
+
+def _arguments(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a copy of the arguments of a class."""
+    arguments = values.get("init_args") or {}
+    if not isinstance(arguments, dict):
+        raise Refused((*path, "init_args"), f"must have values of its own, {{NAME: VALUE}}, got {arguments!r}")
+    return dict(arguments)
+
+
+def _added(values: Any, override: Override, path: Path) -> list[Any]:
+    """Return a list with one more item, or with the items of another list."""
+    before = _structured(values, path) if isinstance(values, str) else values
+    before = before if isinstance(before, list) else [] if before is None else [before]
+    added = _structured(override.value, path)
+    return [*before, *(added if isinstance(added, list) else [added])]
+
+
+def _structured(text: str, path: Path) -> Any:
+    """Return the list or the dictionary that a text is in YAML, or the text."""
+    if not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        return read_yaml(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise Refused(path, f"{text} cannot be read: {one_line(error)}") from None
+
+
+def _replaced(values: Any, override: Override, names: Names, annotation: Any, path: Path) -> Any:
+    """Return the new value. If it is the name of a class, it takes over the arguments that the class also has."""
+    before = _arguments(values, path) if isinstance(values, dict) else None
+    if not before or not re.fullmatch(r"[\w.]+", override.value) or override.value in ("null", "true", "false"):
+        return override.value
+    known = parameters(names.find(override.value, annotation, path)) or {}
+    kept = {name: x for name, x in before.items() if name in known and _fits(x, known[name].annotation, names)}
+    return {"class_path": override.value, "init_args": kept}
+
+
+def _fits(value: Any, annotation: Any, names: Names) -> bool:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=Any if annotation is UNKNOWN else annotation)
+    try:
+        names.check(value, annotation)  # the parser imports what it names
+        parser.parse_object({"value": value})
+    except (ArgumentError, Refused):
+        return False
+    return True

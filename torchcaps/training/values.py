@@ -1,24 +1,19 @@
 """All values of a training: those of a recipe, changed by options such as `--trainer.max_epochs 5`, and checked."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError
 
 from torchcaps.recipes import Recipe
 from torchcaps.recipes.modules import OwnModules
-from torchcaps.recipes.reading import read_yaml
 from torchcaps.recipes.values import ARGUMENTS
-from torchcaps.recipes.values import Path as ValuePath
 from torchcaps.training.errors import innermost, misfit, where
-from torchcaps.training.names import OWNERS, Names, Refused, recipe_signature
+from torchcaps.training.names import Names, Refused, recipe_signature
 from torchcaps.training.overrides import Override, overrides_of
-from torchcaps.training.signatures import UNKNOWN, parameters
-from torchcaps.utils.checks import one_line
+from torchcaps.utils.arguments import checked
 
 # With these values any recipe runs in seconds.
 SMOKE: dict[str, Any] = {
@@ -55,6 +50,7 @@ class Values:
     checkpoint: Path | None = None
 
     @classmethod
+    @checked
     def of(
         cls,
         recipe: Recipe,
@@ -79,7 +75,7 @@ class Values:
             merged = recipe.config
             for change in changes:
                 done.append(change)
-                merged = _changed(merged, change.path, change, names, recipe_signature, ())
+                merged = names.changed(merged, change)
             names.check(merged)
         except (Refused, RecursionError) as error:
             try:
@@ -115,82 +111,3 @@ def _refusal(
     path = error.path if isinstance(error, Refused) else ()
     reason = own_modules.why_not(error.__cause__) or str(error)
     return ValueError(f"{where(path, recipe.name, overrides)}: {reason}")
-
-
-def _changed(
-    values: Any, names_left: tuple[str, ...], override: Override, names: Names, annotation: Any, path: ValuePath
-) -> Any:
-    """Return values that stand at `path` with a change of the value that `names_left` lead to from there.
-
-    The names of an override leave out `init_args`, and it changes the last item of a list. Where it names another
-    class, the arguments that the new class also takes are kept.
-    """
-    if not names_left:
-        return _added(values, override, path) if override.adds else _replaced(values, override, names, annotation, path)
-    if isinstance(values, str):
-        read = _structured(values, path)
-        values = {"class_path": read} if isinstance(read, str) else read
-    if isinstance(values, list):
-        items = values or [{}]
-        last = len(items) - 1
-        return [*items[:-1], _changed(items[-1], names_left, override, names, annotation, (*path, last))]
-    values = dict(values) if isinstance(values, dict) else {}
-    name, left = names_left[0], names_left[1:]
-    if name in (*ARGUMENTS, "class_path"):
-        values[name] = _changed(values.get(name), left, override, names, UNKNOWN, (*path, name))
-        return values
-    owner: Any = names.owner(values, annotation, path)
-    known = (parameters(owner) if owner is not None else None) or {}
-    place = values
-    if "class_path" in values and annotation not in OWNERS:
-        place = values["init_args"] = _arguments(values, path)
-    annotation = known[name].annotation if name in known else UNKNOWN
-    place[name] = _changed(place.get(name), left, override, names, annotation, (*path, name))
-    return values
-
-
-def _arguments(values: dict[str, Any], path: ValuePath) -> dict[str, Any]:
-    """Return a copy of the arguments of a class."""
-    arguments = values.get("init_args") or {}
-    if not isinstance(arguments, dict):
-        raise Refused((*path, "init_args"), f"must have values of its own, {{NAME: VALUE}}, got {arguments!r}")
-    return dict(arguments)
-
-
-def _added(values: Any, override: Override, path: ValuePath) -> list[Any]:
-    """Return a list with one more item, or with the items of another list."""
-    before = _structured(values, path) if isinstance(values, str) else values
-    before = before if isinstance(before, list) else [] if before is None else [before]
-    added = _structured(override.value, path)
-    return [*before, *(added if isinstance(added, list) else [added])]
-
-
-def _structured(text: str, path: ValuePath) -> Any:
-    """Return the list or the dictionary that a text is in YAML, or the text."""
-    if not text.lstrip().startswith(("{", "[")):
-        return text
-    try:
-        return read_yaml(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise Refused(path, f"{text} cannot be read: {one_line(error)}") from None
-
-
-def _replaced(values: Any, override: Override, names: Names, annotation: Any, path: ValuePath) -> Any:
-    """Return the new value. If it is the name of a class, it takes over the arguments that the class also has."""
-    before = _arguments(values, path) if isinstance(values, dict) else None
-    if not before or not re.fullmatch(r"[\w.]+", override.value) or override.value in ("null", "true", "false"):
-        return override.value
-    known = parameters(names.find(override.value, annotation, path)) or {}
-    kept = {name: x for name, x in before.items() if name in known and _fits(x, known[name].annotation, names)}
-    return {"class_path": override.value, "init_args": kept}
-
-
-def _fits(value: Any, annotation: Any, names: Names) -> bool:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--value", type=Any if annotation is UNKNOWN else annotation)
-    try:
-        names.check(value, annotation)  # the parser imports what it names
-        parser.parse_object({"value": value})
-    except (ArgumentError, Refused):
-        return False
-    return True
