@@ -1,2 +1,1 @@
-"""What training, explain, evaluate and deploy share: predictions, accuracy, calibration, transforms, the style of
-figures."""
+"""What the packages above share: predictions, accuracy, calibration, transforms, and the style of figures."""

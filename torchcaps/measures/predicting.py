@@ -1,4 +1,4 @@
-"""Predictions and reconstructions of a network, for modules of `explain` that compare many of them."""
+"""Predictions and reconstructions of a network, and what is wrong with them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
