@@ -29,7 +29,7 @@ def main(file: str, epochs: int = 30, **options: str) -> dict[str, float]:
     # A frozen encoder gives every token several embeddings, one per layer. Each is a capsule, and they are routed to
     # one capsule per class. `facts` has the number of classes, and of the encoder's layers and their width.
     routing = HeinsenRouting(iterations=3, init="paper")
-    network = create_model("heinsen_sst", **data.facts(), routing=routing)
+    network = create_model("heinsen_sst", **data.network_arguments(), routing=routing)
     optimizer = partial(torch.optim.RAdam, lr=0.005)
     model = Classifier(network, torch.nn.CrossEntropyLoss(), data.classes, optimizer)
 

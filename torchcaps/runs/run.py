@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data import LabeledData
-from torchcaps.measures.predicting import as_prediction, name_unfit_inputs
+from torchcaps.measures.predicting import as_prediction, run_network
 from torchcaps.models.pretrained import load_state
 from torchcaps.recipes import Recipe, load_recipe
 from torchcaps.recipes.modules import OwnModules
@@ -166,9 +166,7 @@ class Run:
             ValueError: the scores are NaN or infinite.
         """
         network = self.network()
-        with name_unfit_inputs(network, inputs):
-            output = network(*inputs) if isinstance(inputs, tuple) else network(inputs)
-        return as_prediction(network, output).evidence.float()
+        return as_prediction(network, run_network(network, inputs)).evidence.float()
 
     def probabilities(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
         r"""Return the probability of each class, `(batch, classes)`: :math:`\text{softmax}(\text{scores} / T)` with the
