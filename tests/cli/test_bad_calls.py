@@ -49,7 +49,10 @@ OVERRIDES = [
     ("--model.loss.weight [1.0,19.0]", "weight .*: class weights are given as --model.class_weights balanced, or as "),
     ("--model.loss.weight balanced", "balanced: class weights are given as --model.class_weights balanced, or as "),
     ("--model.class_weights [1,19]", "class_weights must have one number for each of 10 classes, got 2: give so many"),
-    ("--model.class_weights even", "--model.class_weights even: expected .*balanced.* or None, got even"),
+    (
+        "--model.class_weights even",
+        "--model.class_weights even: expected 'balanced' or a list of float or None, got even",
+    ),
     (
         "--model.loss torch.nn.HuberLoss --model.class_weights balanced",
         "class_weights='balanced' need a loss with a buffer `weight`, .* HuberLoss has none: choose CrossEntropyLoss",
@@ -147,7 +150,7 @@ FILES = [
     ("model: {network: {init_args: [5]}}", "mine.yaml: model.network: must have values of its own, .*, got .5"),
     ("model: {network: {class_path: {a: 1}}}", "model.network: must be the name of a class or a function, got "),
     ("model: {network: [a, b]}", r"model.network\[0\]: there is no Module called 'a'"),
-    ("trainer: {callbacks: [[]]}", "trainer.callbacks"),
+    ("trainer: {callbacks: [[]]}", "trainer.callbacks: expected a list of Callback or Callback or None, got"),
     (
         "trainer: {callbacks: [{class_path: ModelCheckpoint}, {class_path: Timer, init_args: {patence: 1}}]}",
         r"mine.yaml: trainer.callbacks\[1\].patence: there is no 'patence'",

@@ -2,6 +2,7 @@
 
 import copy
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
@@ -83,10 +84,15 @@ def _inside(values: Any, annotation: Any, path: Path, names: Names) -> typing.It
 
 def _in_words(annotation: Any) -> str:
     """Return what an annotation takes, such as "int or None"."""
-    words = []
+    words: list[str] = []
     for choice in choices(annotation):
+        origin, inner = typing.get_origin(choice), typing.get_args(choice)
         if choice is Tensor:  # no value of a recipe is one
             continue
-        name = str(choice) if typing.get_args(choice) else getattr(choice, "__name__", str(choice))
-        words.append(f"a subclass of {name}" if choice in classes(annotation) else name)
-    return " or ".join(dict.fromkeys(words)).replace("NoneType", "None").replace("typing.", "")
+        if origin is typing.Literal:
+            words += map(repr, inner)
+        elif origin in (list, tuple, Sequence) and inner:
+            words.append(f"a list of {_in_words(inner[0])}")
+        else:
+            words.append(getattr(origin or choice, "__name__", str(choice)).replace("NoneType", "None"))
+    return " or ".join(dict.fromkeys(words))
