@@ -32,7 +32,7 @@ def compare(path: Path, training: Training, overrides: Sequence[Override]) -> No
         ValueError: the network would compute something else or, in a training that goes on, the model would.
     """
     then, now = (_by_name(values) for values in (training.given.recipe.config, training.values))
-    given = {name for override in overrides for name in override.path[-1:]}
+    given = {override.path[-1] for override in overrides}
     resumed = training.resumed is not None
     part = "" if resumed else "network."
     for name in {**then, **now}:

@@ -61,14 +61,17 @@ def find_checkpoint(source: str, which: str | None, small: bool, runs: Path) -> 
         return Checkpoint.read(path if os.path.isdir(path) else _intact(path))
     else:
         newest = _newest(user_path(place))
-    best = None if which == "last" else newest.with_name("best.ckpt")
-    if best is not None and best.is_file():
+    if which == "last":
+        return Checkpoint.read(newest)
+    best = newest.with_name("best.ckpt")
+    if best.is_file():
         return Checkpoint.read(_intact(best))
     checkpoint = Checkpoint.read(newest)
-    best = None if which == "last" else _named_best(checkpoint)
-    if best is None and which == "best":
+    if named := _named_best(checkpoint):
+        return Checkpoint.read(_intact(named))
+    if which == "best":
         raise ValueError(f"{newest.parent} has no best checkpoint: its recipe keeps none; take the last one, `last`")
-    return checkpoint if best is None else Checkpoint.read(_intact(best))
+    return checkpoint
 
 
 def newest_first(folders: Iterable[Path]) -> list[Path]:

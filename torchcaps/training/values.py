@@ -57,12 +57,11 @@ class Values:
         overrides: Mapping[str, Any] | Sequence[Override] = (),
         allow_code: bool = False,
         smoke: bool = False,
-        checkpoint: Path | None = None,
     ) -> "Values":
         """Change values of a recipe, and check all names in the result.
 
         Args:
-            recipe, allow_code, smoke, checkpoint: see the class.
+            recipe, allow_code, smoke: see the class.
             overrides: the changes, such as `{"trainer.max_epochs": 5}`. They take precedence over those of `smoke`.
 
         Raises:
@@ -83,7 +82,7 @@ class Values:
             except (Refused, RecursionError) as in_recipe:
                 raise _refusal(in_recipe, recipe, (), own_modules) from in_recipe
             raise _refusal(error, recipe, done, own_modules) from error
-        return cls(recipe, changes, merged, own_modules, allow_code, smoke, checkpoint)
+        return cls(recipe, changes, merged, own_modules, allow_code, smoke)
 
     @property
     def arguments(self) -> list[str]:
