@@ -1,7 +1,7 @@
 """Labeled data sets as Lightning data modules: published files in, batches of images or of embedded texts out."""
 
 from torchcaps.utils.extras import check_installed
-from torchcaps.utils.lazy import find
+from torchcaps.utils.lazy import accessors
 
 TYPE_CHECKING = False  # the name that type checkers know
 if TYPE_CHECKING:
@@ -69,10 +69,4 @@ __all__ = [
 check_installed("train", "PIL", "filelock", "kornia", "lightning", "pooch", "rich", "scipy", "sklearn", "yaml")
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        return find(__name__, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = accessors(__name__)

@@ -3,7 +3,7 @@
 Each protocol is a module, whose docstring has the procedure and its source.
 """
 
-from torchcaps.utils.lazy import find
+from torchcaps.utils.lazy import accessors
 
 # Modules of this package, in the order in which they run.
 PROTOCOL_NAMES = ("affine", "overlap", "routing", "parts", "pose", "viewpoint", "corruptions", "calibration", "attack")
@@ -17,10 +17,4 @@ if TYPE_CHECKING:
 __all__ = ["PROTOCOLS", "Curve", "DoesNotApply", "Outcome", "Protocol", "Subject", "evaluate"]
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        return find(__name__, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = accessors(__name__)

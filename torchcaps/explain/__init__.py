@@ -5,7 +5,7 @@ HTML page.
 """
 
 from torchcaps.utils.extras import check_installed
-from torchcaps.utils.lazy import find
+from torchcaps.utils.lazy import accessors
 
 TYPE_CHECKING = False  # the name that type checkers know
 if TYPE_CHECKING:
@@ -65,10 +65,4 @@ __all__ = [
 check_installed("train", "PIL", "lightning", "matplotlib", "scipy", "sklearn")
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        return find(__name__, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = accessors(__name__)

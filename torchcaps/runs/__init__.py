@@ -9,8 +9,7 @@ The files, from the outside in:
     comparison.py    what a training that is built of a run may change
 """
 
-from torchcaps.utils.extras import check_installed
-from torchcaps.utils.lazy import find
+from torchcaps.utils.lazy import accessors
 
 TYPE_CHECKING = False  # the name that type checkers know
 if TYPE_CHECKING:
@@ -19,13 +18,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "Run"]
 
-check_installed("train", "jsonargparse", "lightning", "matplotlib", "rich", "scipy", "sklearn", "torchmetrics", "yaml")
-
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        return find(__name__, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = accessors(__name__)

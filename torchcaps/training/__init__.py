@@ -17,7 +17,7 @@ Beside them:
 """
 
 from torchcaps.utils.extras import check_installed
-from torchcaps.utils.lazy import find
+from torchcaps.utils.lazy import accessors
 
 TYPE_CHECKING = False  # the name that type checkers know
 if TYPE_CHECKING:
@@ -34,10 +34,4 @@ __all__ = ["Classifier", "OneCycle", "Report", "SpreadMargin", "Training", "Valu
 check_installed("train", "jsonargparse", "lightning", "matplotlib", "rich", "scipy", "sklearn", "torchmetrics", "yaml")
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        return find(__name__, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = accessors(__name__)

@@ -1,12 +1,13 @@
 """Packages whose modules are imported when their names are first used, so that programs start quickly.
 
-The `__init__.py` of such a package has its imports below `if TYPE_CHECKING:`, for type checkers, and a `__getattr__`
-that calls `find`, which reads them there.
+The `__init__.py` of such a package has its imports below `if TYPE_CHECKING:`, for type checkers, and the functions that
+`accessors` returns, which read them there.
 """
 
 import ast
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -36,6 +37,12 @@ def find(package: str, name: str) -> Any:
     value = getattr(import_module(home), name)
     setattr(sys.modules[package], name, value)  # it is found only once
     return value
+
+
+def accessors(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package."""
+    names = vars(sys.modules[package])
+    return partial(find, package), lambda: sorted({*names, *names["__all__"]})
 
 
 def import_all(package: str) -> None:
