@@ -10,7 +10,7 @@ namespace INSTRUCTIONS {
 namespace {
 
 // One call of a kernel, divided into shards.
-template <class W, class T, int L, class S>
+template <class W, class T, int L>
 struct Call {
   using V = Vec<T, L>;
   const Problem& a;
@@ -66,26 +66,25 @@ Division divide(const Problem& a, int64_t threads, int64_t unit, int64_t totals,
   return best;
 }
 
-template <template <class, int, class> class W, class T, int L, class S>
+template <class Own, class T, int L>
 void call(const Problem& a, Watch& watch) {
   using V = Vec<T, L>;
-  using Own = W<T, L, S>;
-  const S shape(a);
   const Places places(a);
-  const int64_t tiles = (a.parents + L - 1) / L, k = shape.features(), kernel = a.down * a.across;
+  const Layout<T, L> layout(a.parents, a.rows, a.h, Own::ALONG_PARENTS);
+  const int64_t features = a.rows * a.h, kernel = a.down * a.across;
   const int64_t weights = a.groups * kernel * a.parents * a.d * a.h;
   // Each thread has at least some microseconds of work.
-  const int64_t work = places.samples() * a.types * kernel * tiles * L * k * (a.d + 4);
+  const int64_t work = places.samples() * a.types * kernel * layout.size * L * (a.d + 4);
   const int64_t threads = most(1, least(a.threads, work >> 19));
   // Groups of children that share weights are not divided if there are enough of them.
   const int64_t unit = a.groups >= threads ? a.types / a.groups : 1;
-  const int64_t total = Own::size_of_total(a, tiles * k, tiles);
+  const int64_t total = Own::size_of_total(a, layout);
   const Division division = divide(a, threads, unit, places.samples() * total * L, weights);
   auto aligned = [&](int64_t groups) { return division.types == 1 || (groups && unit % (a.types / groups) == 0); };
-  Call<Own, T, L, S> run{a, watch, division, unit, total, (a.images + division.images - 1) / division.images * places.windows, {}};
+  Call<Own, T, L> run{a, watch, division, unit, total, (a.images + division.images - 1) / division.images * places.windows, {}};
   void* shared[4] = {a.into_weight, a.into_bias, a.grad_offset, a.grad_betas};
   const int64_t groups[4] = {a.groups, a.bias_groups, a.offset_groups, a.betas_groups};
-  const int64_t sizes[4] = {weights, a.bias_groups * kernel * a.bias_parents * k, a.offset_groups * kernel * a.parents,
+  const int64_t sizes[4] = {weights, a.bias_groups * kernel * a.bias_parents * features, a.offset_groups * kernel * a.parents,
                             a.betas_groups * kernel * a.betas_parents};
   for (int i = 0; i < 4; i++) run.gradients.template add<T>(shared[i], sizes[i], aligned(groups[i]), division);
   Arena arena;
@@ -95,73 +94,39 @@ void call(const Problem& a, Watch& watch) {
   if (watch.status() == DONE && division.count() > 1) in_parallel(division.count(), run.join, &run);
 }
 
-template <class T, int L, class S>
-using UniformMoments = Moments<T, L, S, UNIFORM>;
-template <class T, int L, class S>
-using DotMoments = Moments<T, L, S, DOT>;
-template <class T, int L, class S>
-using GaussianMoments = Moments<T, L, S, GAUSSIAN>;
-template <class T, int L, class S>
-using UniformMomentsBackward = MomentsBackward<T, L, S, UNIFORM>;
-template <class T, int L, class S>
-using DotMomentsBackward = MomentsBackward<T, L, S, DOT>;
-template <class T, int L, class S>
-using GaussianMomentsBackward = MomentsBackward<T, L, S, GAUSSIAN>;
-
-template <class T, int L, class S>
-void choose_sum(Operation operation, const Problem& a, Watch& watch) {
+template <class T, int L>
+void choose(Operation operation, const Problem& a, Watch& watch) {
   // Children that share weights have kernels of their own, if they share the bias as well.
   const bool one_bias = !a.bias || (a.bias_groups <= a.groups && a.groups % a.bias_groups == 0);
   const bool shared = a.groups < a.types && !a.unit && one_bias;
-  if (operation == VOTE_SUM) return call<VoteSum, T, L, S>(a, watch);
-  if (operation == VOTE_SUM_BACKWARD) return call<VoteSumBackward, T, L, S>(a, watch);
-  if (operation == WEIGHTED_SUM && shared) return call<WeightedSumShared, T, L, S>(a, watch);
-  if (operation == WEIGHTED_SUM) return call<WeightedSum, T, L, S>(a, watch);
-  if (shared) return call<WeightedSumSharedBackward, T, L, S>(a, watch);
-  call<WeightedSumBackward, T, L, S>(a, watch);
-}
-
-template <class T, int L, class S>
-void choose(Operation operation, const Problem& a, Watch& watch) {
-  if (operation < MOMENTS) return choose_sum<T, L, S>(operation, a, watch);
   const Agreement agreement = a.precision ? GAUSSIAN : a.target ? DOT : UNIFORM;
-  if (operation == MOMENTS) {
-    if (agreement == UNIFORM) return call<UniformMoments, T, L, S>(a, watch);
-    if (agreement == DOT) return call<DotMoments, T, L, S>(a, watch);
-    return call<GaussianMoments, T, L, S>(a, watch);
+  switch (operation) {
+    case VOTE_SUM:
+      return call<VoteSum<T, L>, T, L>(a, watch);
+    case VOTE_SUM_BACKWARD:
+      return call<VoteSumBackward<T, L>, T, L>(a, watch);
+    case WEIGHTED_SUM:
+      return shared ? call<WeightedSumShared<T, L>, T, L>(a, watch) : call<WeightedSum<T, L>, T, L>(a, watch);
+    case WEIGHTED_SUM_BACKWARD:
+      return shared ? call<WeightedSumSharedBackward<T, L>, T, L>(a, watch)
+                    : call<WeightedSumBackward<T, L>, T, L>(a, watch);
+    case MOMENTS:
+      return agreement == UNIFORM ? call<Moments<T, L, UNIFORM>, T, L>(a, watch)
+             : agreement == DOT   ? call<Moments<T, L, DOT>, T, L>(a, watch)
+                                  : call<Moments<T, L, GAUSSIAN>, T, L>(a, watch);
+    case MOMENTS_BACKWARD:
+      return agreement == UNIFORM ? call<MomentsBackward<T, L, UNIFORM>, T, L>(a, watch)
+             : agreement == DOT   ? call<MomentsBackward<T, L, DOT>, T, L>(a, watch)
+                                  : call<MomentsBackward<T, L, GAUSSIAN>, T, L>(a, watch);
   }
-  if (agreement == UNIFORM) return call<UniformMomentsBackward, T, L, S>(a, watch);
-  if (agreement == DOT) return call<DotMomentsBackward, T, L, S>(a, watch);
-  call<GaussianMomentsBackward, T, L, S>(a, watch);
-}
-
-// Poses of the papers have specialized code: 4x4 matrices, and vectors of 8 with votes of 16. Only in float, with
-// vectors of at least 8 numbers.
-template <class T, int L>
-void choose_shape(Operation operation, const Problem& a, Watch& watch) {
-  if constexpr (sizeof(T) == 4 && L >= 8) {
-    if (a.rows == 4 && a.d == 4 && a.h == 4) return choose<T, L, Shape<4, 4, 4>>(operation, a, watch);
-    if (a.rows == 1 && a.d == 8 && a.h == 16) return choose<T, L, Shape<1, 8, 16>>(operation, a, watch);
-  }
-  choose<T, L, Shape<0, 0, 0>>(operation, a, watch);
 }
 
 }  // namespace
 
 int run(Operation operation, int64_t bytes, const Problem& a) {
   Watch watch(a.interrupted);
-  constexpr int L = VECTOR_BYTES / 4;
-  if (bytes == 8) {
-    choose_shape<double, VECTOR_BYTES / 8>(operation, a, watch);
-    return watch.status();
-  }
-  if constexpr (L > 4) {  // few parents: vectors of half the size
-    if (a.parents <= L / 2) {
-      choose_shape<float, L / 2>(operation, a, watch);
-      return watch.status();
-    }
-  }
-  choose_shape<float, L>(operation, a, watch);
+  if (bytes == 8) choose<double, VECTOR_BYTES / 8>(operation, a, watch);
+  if (bytes == 4) choose<float, VECTOR_BYTES / 4>(operation, a, watch);
   return watch.status();
 }
 

@@ -1,11 +1,8 @@
-// Shards: division of the work among threads, and packing of tensors so that the parents are innermost. Included by
-// worker.h.
+// Shards: division of the work among threads, and layout of tensors in vectors. Included by worker.h.
 //
 // A thread has a shard: some images and some types of children. It processes its samples in blocks whose data about the
-// parents fit the cache, the children in runs, and a run in chunks. The weights of a chunk's children are packed once
-// for all samples of a block, and data about the parents is read once for all children of a chunk.
-//
-// Packed tensors consist of tiles of L parents, (tiles, features, L). The last tile is filled up.
+// parents fit the cache, the children in runs, and a run in chunks. The weights of a chunk's children serve all samples
+// of a block, and data about the parents is read once for all children of a chunk.
 #pragma once
 #include <cstdlib>
 
@@ -23,6 +20,19 @@ constexpr int MOST_SAMPLES = 64;  // most samples of a block
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t parts(int64_t a, int64_t size) { return (a + size - 1) / size; }
+
+// A number that is known when compiling, as an argument.
+template <int N>
+struct Known {
+  static constexpr int value = N;
+};
+// Calls f(Known<N>, i) for `count` items, N at a time and the rest in halves of that.
+template <int N, class F>
+INLINE void in_blocks(int64_t count, F f, int64_t i = 0) {
+  for (; i + N <= count; i += N) f(Known<N>(), i);
+  if constexpr (N > 1) in_blocks<N / 2>(count, f, i);
+}
 
 // Scratch memory of one thread.
 class Arena {
@@ -32,7 +42,7 @@ class Arena {
   }
   // Returns zeros, aligned to a cache line.
   void* bytes(int64_t size) {
-    size = (most(size, 1) + 63) / 64 * 64;
+    size = parts(most(size, 1), 64) * 64;
     void* block = count_ < MOST ? aligned_alloc(64, size) : nullptr;
     if (!block) {
       failed = true;
@@ -53,18 +63,158 @@ class Arena {
   int count_ = 0;
 };
 
-// Sizes of poses, R x D, and votes, R x H. Sizes that are not 0 are known to the compiler. SAMPLES is the number of
-// samples that are processed together: weights in registers then serve up to 4 rows of poses.
-template <int R, int D, int H>
-struct Shape {
-  static constexpr int ROWS = R, WIDTH = D, HEIGHT = H, SAMPLES = R == 0 || R >= 4 ? 1 : 4 / R;
-  explicit Shape(const Problem& a) : rows_(a.rows), d_(a.d), h_(a.h) {}
-  INLINE int64_t rows() const { return R ? R : rows_; }
-  INLINE int64_t d() const { return D ? D : d_; }
-  INLINE int64_t h() const { return H ? H : h_; }
-  INLINE int64_t features() const { return rows() * h(); }
-  INLINE int64_t pose() const { return rows() * d(); }
-  int64_t rows_, d_, h_;
+// Where the numbers of the parents stand. A vector holds P neighboring columns of G = L / P parents, its tile: with
+// P = 1 the lanes lie along the parents, with P = L along the columns. Of the possible P the one is taken that leaves
+// the fewest lanes empty; these are 0.
+//
+// (parents, rows, h) become vectors (rows, tiles, columns), and weights (parents, d, h) become (tiles, d, columns): the
+// order in memory if P = L and h is a multiple of it.
+//
+// Numbers of the parents, such as logits, fill all lanes of few vectors, the blocks: `sum_tiles` sums the lanes of each
+// parent, one vector for each tile, into numbers, and `to_tiles` does the opposite. Both fix which lane a parent has.
+template <class T, int L>
+struct Layout {
+  using V = Vec<T, L>;
+  Layout(int64_t parents, int64_t rows, int64_t h, bool along_parents) : parents(parents), rows(rows), h(h) {
+    for (int p = along_parents ? 1 : L; p >= 1; p /= 2)
+      if (P == 0 || parts(parents, L / p) * parts(h, p) < tiles * columns)
+        P = p, tiles = parts(parents, L / p), columns = parts(h, p);
+    G = L / P;
+    blocks = parts(tiles, P);
+    room = blocks * P;
+    row = tiles * columns;
+    size = rows * row;
+  }
+  // Index of a parent's number.
+  INLINE int64_t slot(int64_t j) const { return j / G / P * L + j % G * P + j / G % P; }
+
+  // Sums the lanes of each parent. x has `room` vectors, of which the first ones are replaced.
+  INLINE void sum_tiles(V* x) const {
+    if (P == 2) fold_tiles<2>(x);
+    if (P == 4) fold_tiles<4>(x);
+    if constexpr (L >= 8)
+      if (P == 8) fold_tiles<8>(x);
+    if constexpr (L >= 16)
+      if (P == 16) fold_tiles<16>(x);
+  }
+  // Returns vectors for the tiles whose lanes repeat the number of their parent; `out` has `room` vectors.
+  INLINE const V* to_tiles(const V* x, V* out) const {
+    if (P == 1) return x;
+    if (P == L) {
+      for (int64_t t = 0; t < tiles; t++) out[t] = splat<T, L>(reinterpret_cast<const T*>(x)[t]);
+      return out;
+    }
+    if (P == 2) spread_tiles<2>(x, out);
+    if constexpr (L >= 8)
+      if (P == 4) spread_tiles<4>(x, out);
+    if constexpr (L >= 16)
+      if (P == 8) spread_tiles<8>(x, out);
+    return out;
+  }
+
+  // Packs (parents, rows, h).
+  void pack(const T* x, V* out) const { move<false>(const_cast<T*>(x), rows, columns, row, out); }
+  // The inverse; with ADD it adds to x.
+  template <bool ADD = false>
+  void unpack(const V* in, T* x) const {
+    move<true, ADD>(x, rows, columns, row, const_cast<V*>(in));
+  }
+  // The same for weights, (parents, d, h).
+  void pack_weight(const T* x, int64_t d, V* out) const { move<false>(const_cast<T*>(x), d, d * columns, columns, out); }
+  void add_weight(const V* in, int64_t d, T* x) const {
+    move<true, true>(x, d, d * columns, columns, const_cast<V*>(in));
+  }
+  // Whether weights need not be packed.
+  bool as_stored() const { return P == L && h % L == 0; }
+  // The same for a number of each parent, (parents); other lanes are `fill`.
+  void pack_numbers(const T* x, V* out, T fill) const {
+    for (int64_t b = 0; b < blocks; b++) out[b] = splat<T, L>(fill);
+    for (int64_t j = 0; j < parents; j++) reinterpret_cast<T*>(out)[slot(j)] = x[j];
+  }
+  void unpack_numbers(const V* in, T* x) const {
+    for (int64_t j = 0; j < parents; j++) x[j] = reinterpret_cast<const T*>(in)[slot(j)];
+  }
+
+  int64_t parents, rows, h, P = 0, G, tiles = 0, columns = 0;
+  int64_t blocks, room;  // vectors of a number of each parent, and for sum_tiles
+  int64_t row, size;     // vectors of one row of all parents, and of all rows
+
+ private:
+  template <int N>
+  INLINE void fold_tiles(V* x) const {
+    for (int64_t b = 0; b < blocks; b++) {
+      V own[N];
+#pragma GCC unroll 16
+      for (int i = 0; i < N; i++) own[i] = x[b * N + i];
+      fold<Sum, T, L, N>(own);
+      x[b] = own[0];
+    }
+  }
+  template <int N>
+  INLINE void spread_tiles(const V* x, V* out) const {
+    for (int64_t b = 0; b < blocks; b++) spread<T, L, N>(x[b], out + b * N, typename UpTo<N>::type());
+  }
+
+  // Moves (parents, n, h) to vectors whose tiles are `tile` and whose n are `next` apart, or BACK.
+  template <bool BACK, bool ADD = false>
+  void move(T* x, int64_t n, int64_t tile, int64_t next, V* packed) const {
+    if (P == 1 && next == h) return transposed<BACK, ADD>(x, n * h, n * h, tile, packed);
+    for (int64_t i = 0; P == 1 && i < n; i++) transposed<BACK, ADD>(x + i * h, h, n * h, tile, packed + i * next);
+    if (P == 2) pieces<2, BACK, ADD>(x, n, tile, next, packed);
+    if (P == 4) pieces<4, BACK, ADD>(x, n, tile, next, packed);
+    if constexpr (L >= 8)
+      if (P == 8) pieces<8, BACK, ADD>(x, n, tile, next, packed);
+    if constexpr (L >= 16)
+      if (P == 16) pieces<16, BACK, ADD>(x, n, tile, next, packed);
+  }
+  template <int N, bool BACK, bool ADD>
+  void pieces(T* x, int64_t n, int64_t tile, int64_t next, V* packed) const {
+    const int64_t whole = h / N, rest = h % N;
+    for (int64_t j = 0; j < parents; j++)
+      for (int64_t i = 0; i < n; i++, x += h) {
+        V* to = packed + j / (L / N) * tile + i * next;
+        const int64_t lane = j % (L / N) * N;
+        for (int64_t k = 0; k < whole; k++) piece<N, BACK, ADD>(x + k * N, reinterpret_cast<T*>(to + k) + lane);
+        T* last = reinterpret_cast<T*>(to + whole) + lane;
+        for (int64_t k = 0; k < rest; k++) piece<1, BACK, ADD>(x + whole * N + k, last + k);
+      }
+  }
+  template <int N, bool BACK, bool ADD>
+  INLINE static void piece(T* x, T* lanes) {
+    if constexpr (!BACK) {
+      memcpy(lanes, x, N * sizeof(T));
+    } else if constexpr (!ADD) {
+      memcpy(x, lanes, N * sizeof(T));
+    } else {
+#pragma GCC unroll 16
+      for (int i = 0; i < N; i++) x[i] += lanes[i];
+    }
+  }
+  // Moves `width` columns of (parents, stride) to vectors with the parents in the lanes, or back.
+  template <bool BACK, bool ADD>
+  void transposed(T* x, int64_t width, int64_t stride, int64_t tile, V* packed) const {
+    for (int64_t first = 0; first < parents; first += L, x += L * stride, packed += tile) {
+      const int own = static_cast<int>(least(L, parents - first));
+      int64_t k = 0;
+      for (; k + L <= width; k += L) {
+        V rows[L];
+#pragma GCC unroll 16
+        for (int j = 0; j < L; j++) {
+          __builtin_prefetch(x + (L + j) * stride + k, BACK);  // too many streams for the hardware prefetcher
+          rows[j] = BACK ? packed[k + j] : j < own ? read<T, L>(x + j * stride + k) : V{};
+        }
+        transpose<T, L>(rows);
+#pragma GCC unroll 16
+        for (int j = 0; j < L; j++) {
+          T* out = x + j * stride + k;
+          if (!BACK) packed[k + j] = rows[j];
+          if (BACK && j < own) write<T, L>(out, ADD ? read<T, L>(out) + rows[j] : rows[j]);
+        }
+      }
+      for (; k < width; k++)
+        for (int j = 0; j < own; j++) piece<1, BACK, ADD>(x + j * stride + k, reinterpret_cast<T*>(packed + k) + j);
+    }
+  }
 };
 
 struct Shard {
@@ -83,85 +233,30 @@ struct Division {
   }
 };
 
-// Packed position of a column of (parents, width): the same.
-struct InOrder {
-  INLINE int64_t operator()(int64_t column) const { return column; }
-};
-
-template <class T, int L, class Order = InOrder>
-void pack(const T* x, int64_t parents, int64_t width, T fill, Vec<T, L>* packed, Order order = {}) {
-  using V = Vec<T, L>;
-  for (int64_t first = 0; first < parents; first += L, x += L * width, packed += width) {
-    const int own = static_cast<int>(least(L, parents - first));
-    int64_t column = 0;
-    for (; column + L <= width; column += L) {
-      V rows[L];
-#pragma GCC unroll 16
-      for (int j = 0; j < L; j++) {
-        __builtin_prefetch(x + (L + j) * width + column);  // too many streams for the hardware prefetcher
-        rows[j] = j < own ? read<T, L>(x + j * width + column) : splat<T, L>(fill);
-      }
-      transpose<T, L>(rows);
-#pragma GCC unroll 16
-      for (int i = 0; i < L; i++) packed[order(column + i)] = rows[i];
-    }
-    for (; column < width; column++) {
-      V lanes = splat<T, L>(fill);
-      for (int j = 0; j < own; j++) lanes[j] = x[j * width + column];
-      packed[order(column)] = lanes;
-    }
-  }
-}
-// The inverse of pack. With ADD it adds to x.
-template <class T, int L, bool ADD = false, class Order = InOrder>
-void unpack(const Vec<T, L>* packed, int64_t parents, int64_t width, T* x, Order order = {}) {
-  using V = Vec<T, L>;
-  for (int64_t first = 0; first < parents; first += L, x += L * width, packed += width) {
-    const int own = static_cast<int>(least(L, parents - first));
-    int64_t column = 0;
-    for (; column + L <= width; column += L) {
-      V rows[L];
-#pragma GCC unroll 16
-      for (int i = 0; i < L; i++) rows[i] = packed[order(column + i)];
-      transpose<T, L>(rows);
-#pragma GCC unroll 16
-      for (int j = 0; j < L; j++) {
-        T* out = x + j * width + column;
-        __builtin_prefetch(out + L * width, 1);
-        if (j < own) write<T, L>(out, ADD ? read<T, L>(out) + rows[j] : rows[j]);
-      }
-    }
-    for (; column < width; column++) {
-      const V lanes = packed[order(column)];
-      for (int j = 0; j < own; j++) {
-        T& out = x[j * width + column];
-        out = ADD ? out + lanes[j] : lanes[j];
-      }
-    }
-  }
-}
+enum class Of { WEIGHT, BIAS, NUMBER };  // what a row holds: (parents, d, h), (parents, rows, h), (parents)
 
 // Rows that children share in groups of equal size: weights, biases, offsets or betas, and their gradients. Each slot
 // holds one packed row, and a sum that is still to be added to its gradient. The children of a chunk have a slot each.
-template <class T, int L>
+// Weights that need no packing are used where they are.
+template <class T, int L, Of OF>
 class Rows {
  public:
   using V = Vec<T, L>;
-  // x is (groups, kernel places, shared, d, h), where `shared` is the number of parents or 1. d is 1 except for weights.
-  Rows(Arena& arena, const Problem& a, const void* x, void* grad, int64_t groups, int64_t shared, int64_t d, int64_t h,
-       int slots, T fill = 0)
-      : x_(static_cast<const T*>(x)), grad_(static_cast<T*>(grad)), parents_(a.parents), shared_(shared),
-        width_(d * h), size_((a.parents + L - 1) / L * width_), per_group_(groups ? a.types / groups : 1),
-        kernel_(a.down * a.across), slots_(slots), fill_(fill) {
-    order_ = arena.get<int32_t>(width_);
-    if (arena.failed) return;
-    for (int64_t e = 0; e < d; e++)
-      for (int64_t f = 0; f < h; f++) order_[e * h + f] = static_cast<int32_t>(f * d + e);
-    V *packed = x ? arena.get<V>(slots * size_) : nullptr, *sums = grad ? arena.get<V>(slots * size_) : nullptr;
+  // x is (groups, kernel places, shared, ...), where `shared` is the number of parents or 1.
+  Rows(Arena& arena, const Problem& a, const Layout<T, L>& layout, const void* x, void* grad, int64_t groups,
+       int64_t shared, int slots, T fill = 0)
+      : layout_(layout), x_(static_cast<const T*>(x)), grad_(static_cast<T*>(grad)), shared_(shared), d_(a.d),
+        width_(OF == Of::WEIGHT ? a.d * a.h : OF == Of::BIAS ? a.rows * a.h : 1),
+        size_(OF == Of::WEIGHT ? a.d * layout.row : OF == Of::BIAS ? layout.size : layout.blocks),
+        per_group_(groups ? a.types / groups : 1), kernel_(a.down * a.across), slots_(slots), fill_(fill),
+        in_place_(OF == Of::WEIGHT && layout.as_stored()) {
+    T* packed = x && !in_place_ ? arena.get<T>(slots * size_ * L) : nullptr;
+    T* sums = grad && !in_place_ ? arena.get<T>(slots * size_ * L) : nullptr;
+    wide_ = arena.get<T>(layout.parents * (shared == layout.parents ? 1 : width_));
     for (int i = 0; i < slots; i++) {
       row_[i] = -1;
-      packed_[i] = x ? packed + i * size_ : nullptr;
-      sums_[i] = grad ? sums + i * size_ : nullptr;
+      packed_[i] = packed ? packed + i * size_ * L : nullptr;
+      sums_[i] = sums ? sums + i * size_ * L : nullptr;
     }
   }
   // Packs the row of a child, given by its type and its place in the window, into slot i.
@@ -172,41 +267,56 @@ class Rows {
     flush(i);
     row_[i] = row;
     const T* x = x_ + row * shared_ * width_;
-    if (shared_ == parents_) return pack<T, L>(x, parents_, width_, fill_, packed_[i], Turned{order_});
-    for (int64_t j = 0; j < parents_; j += L)  // one row for all parents
-      for (int64_t f = 0; f < width_; f++) packed_[i][j / L * width_ + f] = splat<T, L>(x[f]);
+    if (in_place_) {
+      packed_[i] = const_cast<T*>(x);
+      if (grad_) sums_[i] = grad_ + row * shared_ * width_;
+      return;
+    }
+    if (shared_ != layout_.parents) {  // one row for all parents
+      for (int64_t j = 0; j < layout_.parents; j++) memcpy(wide_ + j * width_, x, width_ * sizeof(T));
+      x = wide_;
+    }
+    V* out = reinterpret_cast<V*>(packed_[i]);
+    if (OF == Of::WEIGHT) layout_.pack_weight(x, d_, out);
+    if (OF == Of::BIAS) layout_.pack(x, out);
+    if (OF == Of::NUMBER) layout_.pack_numbers(x, out, fill_);
   }
   void flush(int i) {
-    if (!grad_ || row_[i] < 0) return;
+    if (!grad_ || in_place_ || row_[i] < 0) return;
     T* grad = grad_ + row_[i] * shared_ * width_;
-    if (shared_ == parents_) {
-      unpack<T, L, true>(sums_[i], parents_, width_, grad, Turned{order_});
+    const V* sums = reinterpret_cast<const V*>(sums_[i]);
+    const bool narrow = shared_ != layout_.parents;
+    if (OF == Of::WEIGHT) {
+      layout_.add_weight(sums, d_, grad);
+    } else if (OF == Of::BIAS && !narrow) {
+      layout_.template unpack<true>(sums, grad);
     } else {
-      for (int64_t j = 0; j < parents_; j++)
-        for (int64_t f = 0; f < width_; f++) grad[f] += sums_[i][j / L * width_ + f][j % L];
+      if (OF == Of::BIAS) layout_.unpack(sums, wide_);
+      if (OF == Of::NUMBER) layout_.unpack_numbers(sums, wide_);
+      for (int64_t j = 0; j < layout_.parents; j++)
+        for (int64_t f = 0; f < width_; f++) grad[narrow ? f : j * width_ + f] += wide_[j * width_ + f];
     }
     memset(static_cast<void*>(sums_[i]), 0, size_ * sizeof(V));
   }
   void flush_all() {
     for (int i = 0; i < slots_; i++) flush(i);
   }
-  INLINE const V* row(int i) const { return packed_[i]; }
-  INLINE V* grad(int i) const { return sums_[i]; }
+  INLINE const T* numbers(int i) const { return packed_[i]; }
+  INLINE T* grad_numbers(int i) const { return sums_[i]; }
+  INLINE const V* row(int i) const { return reinterpret_cast<const V*>(packed_[i]); }
+  INLINE V* grad(int i) const { return reinterpret_cast<V*>(sums_[i]); }
   explicit operator bool() const { return x_ != nullptr; }
 
  private:
-  struct Turned {  // packed position with d innermost, and not h
-    INLINE int64_t operator()(int64_t column) const { return order[column]; }
-    const int32_t* order;
-  };
+  const Layout<T, L>& layout_;
   const T* x_;
-  T* grad_;
-  int64_t parents_, shared_, width_, size_, per_group_, kernel_;
-  int32_t* order_;
+  T *grad_, *wide_;
+  int64_t shared_, d_, width_, size_, per_group_, kernel_;
   int slots_;
   T fill_;
+  bool in_place_;
   int64_t row_[CHILDREN];
-  V *packed_[CHILDREN], *sums_[CHILDREN];
+  T *packed_[CHILDREN], *sums_[CHILDREN];
 };
 
 // Positions of poses in memory, in units of one pose.

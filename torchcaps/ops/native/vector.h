@@ -6,7 +6,8 @@
 #include <cstring>
 #include <initializer_list>
 
-#define INLINE inline __attribute__((always_inline))
+#define INLINED __attribute__((always_inline))
+#define INLINE inline INLINED
 
 namespace torchcaps {
 namespace INSTRUCTIONS {
@@ -128,6 +129,16 @@ INLINE bool any_larger(Vec<T, L> a, Vec<T, L> b) {
   Vec<int64_t, L * static_cast<int>(sizeof(T)) / 8> bits;
   memcpy(&bits, &larger, sizeof(bits));
   return sum_of_lanes<int64_t, L * static_cast<int>(sizeof(T)) / 8>(bits & 0x100000001) != 0;
+}
+
+// Repeats lane i of each block of N lanes in all lanes of the block, for each i < N: the opposite of fold.
+template <class T, int L, int N, int I, int... LANE>
+INLINE Vec<T, L> spread_lane(Vec<T, L> x, Indices<LANE...>) {
+  return __builtin_shufflevector(x, x, (LANE / N * N + I)...);
+}
+template <class T, int L, int N, int... I>
+INLINE void spread(Vec<T, L> x, Vec<T, L>* out, Indices<I...>) {
+  ((out[I] = spread_lane<T, L, N, I>(x, typename UpTo<L>::type())), ...);
 }
 
 // Swaps the odd blocks of B lanes of a with the even blocks of b.

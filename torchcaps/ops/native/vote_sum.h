@@ -9,22 +9,21 @@ namespace {
 
 // The loop of forward and backward. A unit is the children of a group at one place of the window; a chunk has as many
 // units as it has children elsewhere. Beside the members that a Worker needs, `Self` has
-//   template <int N> void units(s)   processes the units of the chunk for N samples from s on; see `pose_of`
-//   void biases(s)                   processes the units of the chunk for sample s; their children share a bias
-//   void end_run(count)              called after a run, for `count` samples
-template <class Self, class T, int L, class S>
-class VoteSumLoop : public Worker<Self, T, L, S> {
+//   void units(s, count)   processes the units of the chunk for `count` samples from s on; see `find_poses`
+//   void biases(s)         processes the units of the chunk for sample s; their children share a bias
+//   void end_run(count)    called after a run, for `count` samples
+template <class Self, class T, int L>
+class VoteSumLoop : public Worker<Self, T, L> {
  public:
-  using Base = Worker<Self, T, L, S>;
+  using Base = Worker<Self, T, L>;
   using V = typename Base::V;
-  using Base::a, Base::size, Base::kernel, Base::shard, Base::chunk, Base::M, Base::arena, Base::pose_size;
+  using Base::a, Base::at, Base::size, Base::kernel, Base::shard, Base::chunk, Base::arena, Base::pose_size;
+  static constexpr bool VOTES = false;
 
   VoteSumLoop(const Problem& a, const Shard& shard, SharedGradients& shared)
-      : Base(a, shard, shared), total_size(Self::size_of_total(a, size, 0)), per_group(a.types / a.groups) {}
+      : Base(a, shard, shared), total_size(Self::size_of_total(a, at)), per_group(a.types / a.groups) {}
 
-  void make_room() {
-    for (int i = 0; i < M * CHUNK; i++) sums[i] = arena.template get<T>(pose_size);
-  }
+  void make_room() { sums = arena.template get<T>(this->most_of_group * pose_size); }
 
   bool children(Watch& watch, int64_t count) {
     Self& self = static_cast<Self&>(*this);
@@ -32,9 +31,8 @@ class VoteSumLoop : public Worker<Self, T, L, S> {
       i = fill_chunk(i, end, per_group);
       for (int c = 0; c < chunk; c++) this->weight.load(c, first_type[c], this->index[c]);
       if (watch.stopped()) return false;
-      int64_t s = 0;
-      for (; M > 1 && s + M <= count; s += M) self.template units<M>(s);
-      for (; s < count; s++) self.template units<1>(s);
+      for (int64_t s = 0; s < count; s += this->most_of_group)
+        self.units(s, static_cast<int>(least(this->most_of_group, count - s)));
       if (i - start >= RUN || i >= end) {
         start = i;
         this->weight.flush_all();
@@ -51,8 +49,7 @@ class VoteSumLoop : public Worker<Self, T, L, S> {
     this->bias.flush_all();
     return true;
   }
-  template <int N>
-  void group(int64_t) {}
+  void group(int64_t, int) {}
 
   // Fills the chunk with the units from child i on: the places of a group, then the next group. Returns the child that
   // the next chunk begins with.
@@ -79,11 +76,22 @@ class VoteSumLoop : public Worker<Self, T, L, S> {
   INLINE int64_t gate_of(int64_t s, int c, int64_t type) const {
     return ((this->first_sample + s) * a.types + type) * kernel + this->index[c];
   }
-  // The sum of the gated poses of a unit for sample s.
-  INLINE const T* pose_of(int64_t s, int c, int i) {
+  // Finds the sums of the gated poses of a unit, and rows of vectors (samples, size), for `count` samples. Returns the
+  // number of lines.
+  INLINE int64_t find_lines(int64_t s, int count, int c, V* of_samples) {
+    int64_t i = 0;
+    for (int m = 0; m < count; m++) {
+      const T* p = pose_of(s + m, c, sums + m * pose_size);
+      for (int64_t r = 0; r < a.rows; r++, i++) {
+        this->lines_of_poses[i] = p + r * a.d;
+        this->lines_of_votes[i] = of_samples + (s + m) * size + r * at.row;
+      }
+    }
+    return i;
+  }
+  INLINE const T* pose_of(int64_t s, int c, T* sum) const {
     const T* p = this->pose(s, c);
     if (per_group == 1 && !this->gates) return p;
-    T* sum = sums[i];
     for (int64_t n = 0; n < pose_size; n++) sum[n] = 0;
     for (int64_t type = first_type[c]; type < last_type[c]; type++, p += type_step()) {
       const T gate = this->gates ? this->gates[gate_of(s, c, type)] : T(1);
@@ -95,68 +103,26 @@ class VoteSumLoop : public Worker<Self, T, L, S> {
   const int64_t total_size, per_group;
 
  protected:
-  T* sums[M * CHUNK];
+  T* sums;
   int64_t first_type[CHUNK], last_type[CHUNK];
 };
 
-template <class T, int L, class S>
-class VoteSum : public VoteSumLoop<VoteSum<T, L, S>, T, L, S> {
+template <class T, int L>
+class VoteSum : public VoteSumLoop<VoteSum<T, L>, T, L> {
  public:
-  using Base = VoteSumLoop<VoteSum<T, L, S>, T, L, S>;
+  using Base = VoteSumLoop<VoteSum<T, L>, T, L>;
   using V = typename Base::V;
   using Base::Base;
-  using Base::a, Base::tiles, Base::size, Base::features, Base::chunk, Base::of_run, Base::totals, Base::shape, Base::weight;
+  using Base::a, Base::at, Base::size, Base::chunk, Base::of_run, Base::totals;
 
-  static int64_t size_of_total(const Problem&, int64_t size, int64_t) { return size; }
+  static int64_t size_of_total(const Problem&, const Layout<T, L>& at) { return at.size; }
   int64_t state_size() const { return 0; }
   void begin(int64_t, int64_t) {}
 
-  template <int N>
-  INLINE void units(int64_t s) {
-    const T* p[N * CHUNK];
-    for (int m = 0; m < N; m++)
-      for (int c = 0; c < chunk; c++) p[m * CHUNK + c] = this->pose_of(s + m, c, m * CHUNK + c);
-    const int64_t R = shape.rows(), D = shape.d(), H = shape.h();
-    for (int64_t tile = 0; tile < tiles; tile++) {
-      if constexpr (S::ROWS > 0) {
-        constexpr int ROWS = S::ROWS, COLUMNS = 4;
-        static_assert(S::HEIGHT % COLUMNS == 0);
-        for (int64_t h = 0; h < H; h += COLUMNS) {
-          V x[N * ROWS * COLUMNS];
-          V* out[N];
-#pragma GCC unroll 4
-          for (int m = 0; m < N; m++) {
-            out[m] = of_run + (s + m) * size + tile * features + h;
-#pragma GCC unroll 16
-            for (int i = 0; i < ROWS * COLUMNS; i++)
-              x[m * ROWS * COLUMNS + i] = out[m][i / COLUMNS * H + i % COLUMNS];
-          }
-          for (int c = 0; c < chunk; c++) {
-            const V* w = weight.row(c) + (tile * H + h) * D;
-#pragma GCC unroll 2
-            for (int64_t d = 0; d < D; d++)
-#pragma GCC unroll 4
-              for (int m = 0; m < N; m++)
-#pragma GCC unroll 16
-                for (int i = 0; i < ROWS * COLUMNS; i++)
-                  x[m * ROWS * COLUMNS + i] += p[m * CHUNK + c][i / COLUMNS * D + d] * w[i % COLUMNS * D + d];
-          }
-#pragma GCC unroll 4
-          for (int m = 0; m < N; m++)
-#pragma GCC unroll 16
-            for (int i = 0; i < ROWS * COLUMNS; i++)
-              out[m][i / COLUMNS * H + i % COLUMNS] = x[m * ROWS * COLUMNS + i];
-        }
-      } else {
-        for (int c = 0; c < chunk; c++)
-          for (int m = 0; m < N; m++)
-            for (int64_t r = 0; r < R; r++)
-              for (int64_t h = 0; h < H; h++) {
-                const V* w = weight.row(c) + (tile * H + h) * D;
-                V& x = of_run[(s + m) * size + tile * features + r * H + h];
-                for (int64_t d = 0; d < D; d++) x += p[m * CHUNK + c][r * D + d] * w[d];
-              }
-      }
+  void units(int64_t s, int count) {
+    for (int c = 0; c < chunk; c++) {
+      const int64_t lines = this->find_lines(s, count, c, of_run);
+      this->product.votes(lines, this->lines_of_poses, this->weight.numbers(c), this->lines_of_votes, this->lines_of_votes);
     }
   }
   void biases(int64_t s) {
@@ -173,19 +139,19 @@ class VoteSum : public VoteSumLoop<VoteSum<T, L, S>, T, L, S> {
     }
   }
   void finish(int64_t sample, V* total) const {
-    unpack<T, L>(total, a.parents, features, static_cast<T*>(a.results[0]) + sample * a.parents * features);
+    at.unpack(total, static_cast<T*>(a.results[0]) + sample * a.parents * a.rows * a.h);
   }
 };
 
-template <class T, int L, class S>
-class VoteSumBackward : public VoteSumLoop<VoteSumBackward<T, L, S>, T, L, S> {
+template <class T, int L>
+class VoteSumBackward : public VoteSumLoop<VoteSumBackward<T, L>, T, L> {
  public:
-  using Base = VoteSumLoop<VoteSumBackward<T, L, S>, T, L, S>;
+  using Base = VoteSumLoop<VoteSumBackward<T, L>, T, L>;
   using V = typename Base::V;
-  using Base::a, Base::tiles, Base::size, Base::features, Base::chunk, Base::pose_size, Base::total_size;
+  using Base::a, Base::at, Base::size, Base::chunk, Base::pose_size, Base::total_size;
 
   using Base::Base;
-  static int64_t size_of_total(const Problem&, int64_t, int64_t) { return 0; }
+  static int64_t size_of_total(const Problem&, const Layout<T, L>&) { return 0; }
   int64_t state_size() const { return size; }
 
   void make_room() {
@@ -193,29 +159,27 @@ class VoteSumBackward : public VoteSumLoop<VoteSumBackward<T, L, S>, T, L, S> {
     grad = this->arena.template get<V>(this->block * size);
   }
   void begin(int64_t s, int64_t sample) {
-    const T* x = static_cast<const T*>(a.grads[0]) + sample * a.parents * features;
-    pack<T, L>(x, a.parents, features, 0, grad + s * size);
+    at.pack(static_cast<const T*>(a.grads[0]) + sample * a.parents * a.rows * a.h, grad + s * size);
   }
-  template <int N>
-  INLINE void units(int64_t s) {
-    const V* own[N];
-    for (int m = 0; m < N; m++) own[m] = grad + (s + m) * size;
+  void units(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) {
-      const T* p[N];
-      for (int m = 0; m < N; m++) p[m] = this->pose_of(s + m, c, m * CHUNK + c);
-      this->template add_weight_gradient<N>(c, p, own);
-      for (int m = 0; (this->grad_poses || this->grad_gates) && m < N; m++) {
-        this->pose_gradient(c, own[m], this->found);
-        const T* found = this->found;
-        const T* p = this->pose(s + m, c);
-        for (int64_t type = this->first_type[c]; type < this->last_type[c]; type++, p += this->type_step()) {
-          const int64_t at = this->gate_of(s + m, c, type);
-          const T gate = this->gates ? this->gates[at] : T(1);
-          T* out = this->grad_poses + (p - this->poses);
-          for (int64_t n = 0; this->grad_poses && n < pose_size; n++) out[n] += gate * found[n];
-          for (int64_t n = 0; this->grad_gates && n < pose_size; n++) this->grad_gates[at] += p[n] * found[n];
-        }
-      }
+      const int64_t lines = this->find_lines(s, count, c, grad);
+      if (T* out = this->weight.grad_numbers(c))
+        this->product.of_weight(lines, this->lines_of_poses, this->lines_of_votes, out);
+      if (!this->grad_poses && !this->grad_gates) continue;
+      this->product.of_poses(lines, this->lines_of_votes, this->weight.numbers(c), this->found);
+      for (int m = 0; m < count; m++) add_to_children(s + m, c, this->found + m * pose_size);
+    }
+  }
+  // Adds the gradient of a sum of gated poses to those of its poses and gates.
+  INLINE void add_to_children(int64_t s, int c, const T* found) {
+    const T* p = this->pose(s, c);
+    for (int64_t type = this->first_type[c]; type < this->last_type[c]; type++, p += this->type_step()) {
+      const int64_t i = this->gate_of(s, c, type);
+      const T gate = this->gates ? this->gates[i] : T(1);
+      T* out = this->grad_poses + (p - this->poses);
+      for (int64_t n = 0; this->grad_poses && n < pose_size; n++) out[n] += gate * found[n];
+      for (int64_t n = 0; this->grad_gates && n < pose_size; n++) this->grad_gates[i] += p[n] * found[n];
     }
   }
   void biases(int64_t s) {

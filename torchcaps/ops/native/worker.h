@@ -6,37 +6,149 @@ namespace torchcaps {
 namespace INSTRUCTIONS {
 namespace {
 
+// ---------------------------------------------------------------- products of poses and weights
+
+// The votes of a child for some samples are a product of matrices, (samples x rows, d) x (d, parents x h). Here are the
+// product and its gradients, for some *lines*: the rows of the poses of these samples, and the rows of their votes. A
+// block of lines and columns is kept in registers: 8 sums, or 16 where there are 32 registers, as each must wait for the
+// one before it. Weights are (tiles, d, columns).
+template <class T, int L>
+struct Product {
+  using V = Vec<T, L>;
+  static constexpr int LINES = 4;
+  template <int N>
+  static constexpr int BLOCK = (L * sizeof(T) == 64 && N == LINES ? 16 : 8) / N;  // columns, or numbers of a pose
+
+  Product(Arena& arena, const Layout<T, L>& at, int64_t d) : at(at), d(d), step(at.columns * L) {
+    start = arena.get<int64_t>(at.row);
+    for (int64_t k = 0; !arena.failed && k < at.row; k++)
+      start[k] = (k / at.columns * d * at.columns + k % at.columns) * L;
+  }
+
+  // out[i][k] = first[i][k] + sum_d poses[i][d] weight[d][k]; without `first` the sums begin with 0.
+  void votes(int64_t lines, const T* const* poses, const T* weight, const V* const* first, V* const* out) const {
+    in_blocks<LINES>(lines, [&](auto n, int64_t i) INLINED {
+      constexpr int N = decltype(n)::value;
+      const T* p[N];
+      for (int m = 0; m < N; m++) p[m] = poses[i + m];
+      in_blocks<BLOCK<N>>(at.row, [&](auto c, int64_t k) INLINED {
+        constexpr int C = decltype(c)::value;
+        const T* column[C];
+        for (int j = 0; j < C; j++) column[j] = weight + start[k + j];
+        V x[N * C];
+#pragma GCC unroll 16
+        for (int j = 0; j < N * C; j++) x[j] = first ? first[i + j / C][k + j % C] : V{};
+        for (int64_t e = 0, from = 0; e < d; e++, from += step) {
+          V w[C];
+#pragma GCC unroll 8
+          for (int j = 0; j < C; j++) w[j] = read<T, L>(column[j] + from);
+#pragma GCC unroll 16
+          for (int j = 0; j < N * C; j++) x[j] += p[j / C][e] * w[j % C];
+        }
+#pragma GCC unroll 16
+        for (int j = 0; j < N * C; j++) out[i + j / C][k + j % C] = x[j];
+      });
+    });
+  }
+
+  // out[i][d] = sum_k grads[i][k] weight[d][k]
+  void of_poses(int64_t lines, const V* const* grads, const T* weight, T* out) const {
+    in_blocks<LINES>(lines, [&](auto n, int64_t i) INLINED {
+      constexpr int N = decltype(n)::value;
+      const V* g[N];
+      for (int m = 0; m < N; m++) g[m] = grads[i + m];
+      in_blocks<8 / N>(d, [&](auto c, int64_t e) INLINED {
+        constexpr int C = decltype(c)::value;
+        V x[N * C] = {};
+        const T* w = weight + e * step;
+        for (int64_t t = 0, k = 0; t < at.tiles; t++, w += (d - 1) * step)
+          for (const int64_t end = k + at.columns; k < end; k++, w += L) {
+            V own[C];
+#pragma GCC unroll 8
+            for (int j = 0; j < C; j++) own[j] = read<T, L>(w + j * step);
+#pragma GCC unroll 16
+            for (int j = 0; j < N * C; j++) x[j] += g[j / C][k] * own[j % C];
+          }
+        T sums[N * C];
+        join_lanes<Sum, T, L, N * C>(x, sums);
+        for (int j = 0; j < N * C; j++) out[(i + j / C) * d + e + j % C] = sums[j];
+      });
+    });
+  }
+
+  // out[d][k] += sum_i poses[i][d] grads[i][k]
+  void of_weight(int64_t lines, const T* const* poses, const V* const* grads, T* out) const {
+    in_blocks<LINES>(lines, [&](auto n, int64_t i) INLINED {
+      constexpr int N = decltype(n)::value;
+      const T* p[N];
+      for (int m = 0; m < N; m++) p[m] = poses[i + m];
+      in_blocks<BLOCK<N>>(at.row, [&](auto c, int64_t k) INLINED {
+        constexpr int C = decltype(c)::value;
+        T* column[C];
+        for (int j = 0; j < C; j++) column[j] = out + start[k + j];
+        V x[N * C];
+#pragma GCC unroll 16
+        for (int j = 0; j < N * C; j++) x[j] = grads[i + j / C][k + j % C];
+        for (int64_t e = 0, from = 0; e < d; e++, from += step) {
+          V sums[C];
+#pragma GCC unroll 8
+          for (int j = 0; j < C; j++) sums[j] = read<T, L>(column[j] + from);
+#pragma GCC unroll 16
+          for (int j = 0; j < N * C; j++) sums[j % C] += p[j / C][e] * x[j];
+#pragma GCC unroll 8
+          for (int j = 0; j < C; j++) write<T, L>(column[j] + from, sums[j]);
+        }
+      });
+    });
+  }
+
+  const Layout<T, L>& at;
+  const int64_t d, step;
+  int64_t* start;  // of each column in the weights
+};
+
+// ---------------------------------------------------------------- the loop
+
 // The work of a thread, apart from what a reduction computes from the votes. The reduction `Self` has
-//   int64_t total_size              number of vectors in the totals of one sample
-//   size_of_total(a, size, tiles)   the same before there is a worker; `size` vectors hold a vote for all parents
-//   state_size()                    number of vectors that `begin` packs for one sample
-//   void begin(s, sample)           packs the tensors of the parents for sample s of the block
-//   template <int M> void group(s)  adds the chunk's children to the run's totals, for M samples from s on
-//   void merge(into, from)          adds the totals of other children
-//   void finish(sample, totals)     writes the results of a sample
-template <class Self, class T, int L, class S>
+//   int64_t total_size          number of vectors in the totals of one sample
+//   size_of_total(a, layout)    the same before there is a worker
+//   state_size()                number of vectors that `begin` packs for one sample
+//   void begin(s, sample)       packs the tensors of the parents for sample s of the block
+//   void group(s, count)        adds the chunk's children to the run's totals, for `count` samples from s on
+//   void merge(into, from)      adds the totals of other children
+//   void finish(sample, totals) writes the results of a sample
+template <class Self, class T, int L>
 class Worker {
  public:
   using Number = T;
   using V = Vec<T, L>;
-  static constexpr int M = S::SAMPLES, KNOWN_POSE = S::ROWS * S::WIDTH;
-  static constexpr int64_t CACHE = 1 << 18;  // bytes of data about the parents of a block of samples
-  static constexpr int OFFSETS = CHUNK;      // children whose offsets are kept packed
+  static constexpr bool ALONG_PARENTS = false;  // the layout has the parents in the lanes, whatever is best
+  static constexpr int64_t CACHE = 1 << 18;     // bytes of data about the parents of a block of samples
+  static constexpr int64_t NEAR = 24 << 10;     // bytes of the votes of a group of samples
+  static constexpr int GROUP = 16;              // most samples of a group
+  static constexpr int OFFSETS = CHUNK;         // children whose offsets are kept packed
+  static constexpr bool VOTES = true;           // whether votes are made
 
   Worker(const Problem& a, const Shard& shard, SharedGradients& shared)
-      : a(a), shape(a), places(a), shard(shard), tiles((a.parents + L - 1) / L), features(shape.features()),
-        size(tiles * features), pose_size(shape.pose()), kernel(a.down * a.across),
+      : a(a), at(a.parents, a.rows, a.h, Self::ALONG_PARENTS), product(arena, at, a.d), places(a), shard(shard),
+        size(at.size), blocks(at.blocks), pose_size(a.rows * a.d), kernel(a.down * a.across),
         poses(static_cast<const T*>(a.poses)), gates(static_cast<const T*>(a.gates)),
         grad_poses(static_cast<T*>(a.into_poses)), grad_gates(static_cast<T*>(a.into_gates)),
-        weight(arena, a, a.weight, shared.of_shard(0, shard.number), a.groups, a.parents, shape.d(), shape.h(), CHUNK),
-        bias(arena, a, a.bias, shared.of_shard(1, shard.number), a.bias_groups, a.bias_parents, 1, features, CHUNK),
-        offset(arena, a, a.offset, shared.of_shard(2, shard.number), a.offset_groups, a.parents, 1, 1,
-               Self::OFFSETS, -INFINITY) {
-    tail = arena.get<V>(tiles);
-    found = arena.get<T>(pose_size);
-    for (int i = 0; i < M * CHUNK && !arena.failed; i++) votes[i] = arena.get<V>(size);
+        weight(arena, a, at, a.weight, shared.of_shard(0, shard.number), a.groups, a.parents, CHUNK),
+        bias(arena, a, at, a.bias, shared.of_shard(1, shard.number), a.bias_groups, a.bias_parents, CHUNK),
+        offset(arena, a, at, a.offset, shared.of_shard(2, shard.number), a.offset_groups, a.parents, Self::OFFSETS,
+               -INFINITY),
+        most_of_group(static_cast<int>(least(GROUP, most(4, NEAR / (CHUNK * size * sizeof(V)) / 4 * 4)))) {
+    tail = arena.get<V>(blocks);
+    const int64_t lines = most_of_group * a.rows;
+    lines_of_poses = arena.get<const T*>(lines);
+    lines_of_votes = arena.get<V*>(lines);
+    lines_of_bias = arena.get<const V*>(lines);
+    found = arena.get<T>(lines * a.d);
+    for (V*& x : tiled) x = arena.get<V>(at.room);
     if (arena.failed) return;
-    for (int64_t j = a.parents; j < tiles * L; j++) reinterpret_cast<T*>(tail)[j] = -INFINITY;
+    for (int64_t i = 0; i < blocks * L; i++) reinterpret_cast<T*>(tail)[i] = -INFINITY;
+    for (int64_t j = 0; j < a.parents; j++) reinterpret_cast<T*>(tail)[at.slot(j)] = 0;
   }
 
   // Processes the shard. Its totals are left in `partial` if other shards have the same samples.
@@ -45,9 +157,10 @@ class Worker {
     const int64_t total = self.total_size;
     const int64_t fitting = Self::CACHE / (sizeof(V) * (state_size + 2 * total));
     const int64_t first = shard.first_image * places.windows, last = shard.last_image * places.windows;
-    block = least(last - first, most(M, least(MOST_SAMPLES, fitting / M * M)));
+    block = least(last - first, most(4, least(MOST_SAMPLES, fitting / 4 * 4)));
     of_run = arena.get<V>(block * total);
     totals = arena.get<V>(block * total);
+    votes = arena.get<V>(Self::VOTES ? most_of_group * CHUNK * size : 1);
     self.make_room();
     if (arena.failed) return watch.stop(NO_MEMORY);
     for (int64_t start = first; start < last; start += block) {
@@ -83,9 +196,8 @@ class Worker {
         if (watch.stopped()) return false;
         chunk = static_cast<int>(least(CHUNK, run_end - i));
         for (int c = 0; c < chunk; c++) load(c, i + c);
-        int64_t s = 0;
-        for (; M > 1 && s + M <= count; s += M) self.template group<M>(s);
-        for (; s < count; s++) self.template group<1>(s);
+        for (int64_t s = 0; s < count; s += most_of_group)
+          self.group(s, static_cast<int>(least(most_of_group, count - s)));
       }
       self.flush();
       for (int64_t s = 0; s < count; s++) self.merge(totals + s * total, of_run + s * total);
@@ -114,130 +226,78 @@ class Worker {
   void merge(V* into, const V* from) {
     for (int64_t i = 0; i < static_cast<Self&>(*this).total_size; i++) into[i] += from[i];
   }
+  // Allocates a row of numbers of the parents, and CHUNK of them.
+  V* get_row() { return arena.get<V>(at.room); }
+  void get_rows(V** rows) {
+    for (int c = 0; c < CHUNK; c++) rows[c] = get_row();
+  }
+  // Returns numbers of the parents as vectors of the tiles, valid until another row is put into the same place.
+  INLINE const V* to_tiles(const V* numbers, int place) const { return at.to_tiles(numbers, tiled[place]); }
 
   INLINE const T* pose(int64_t s, int c) const { return poses + (sample_places[s] + child_places[c]) * pose_size; }
   INLINE int64_t gate_index(int64_t s, int c) const { return (first_sample + s) * a.types * kernel + index[c]; }
   INLINE T gate(int64_t s, int c) const { return gates ? gates[gate_index(s, c)] : T(1); }
   INLINE const V* logit_base(int c) const { return offset ? offset.row(c) : tail; }
+  // The votes of child c of the chunk for sample m of the group.
+  INLINE V* vote(int m, int c) const { return votes + (m * CHUNK + c) * size; }
 
-  // Computes the votes of child c for N samples and passes each to `seen`.
-  template <int N, class Seen>
-  INLINE void make_votes(int64_t s, int c, Seen& seen) {
-    bias ? make_votes<N, true>(s, c, seen) : make_votes<N, false>(s, c, seen);
+  // Computes the votes of child c for `count` samples from s on.
+  INLINE void make_votes(int64_t s, int count, int c) {
+    const int64_t lines = find_lines(s, count, c);
+    for (int64_t i = 0; bias && i < lines; i++) lines_of_bias[i] = bias.row(c) + i % a.rows * at.row;
+    product.votes(lines, lines_of_poses, weight.numbers(c), bias ? lines_of_bias : nullptr, lines_of_votes);
   }
-  template <int N, bool BIASED, class Seen>
-  INLINE void make_votes(int64_t s, int c, Seen& seen) {
-    const int64_t R = shape.rows(), D = shape.d(), H = shape.h();
-    const T* p[N];
-    V* out[N];
-    for (int m = 0; m < N; m++) p[m] = pose(s + m, c), out[m] = votes[m * CHUNK + c];
-    const V *w = weight.row(c), *b = bias.row(c);
-    for (int64_t tile = 0, f = 0; tile < tiles; tile++, f += features) {
-      seen.begin(tile);
-      for (int64_t h = 0; h < H; h++, w += D) {
-        constexpr int KNOWN = S::WIDTH > 0 ? S::WIDTH : 1;
-        V column[KNOWN];  // column of the weights, in registers
-        for (int d = 0; d < KNOWN; d++) column[d] = w[d];
-#pragma GCC unroll 4
-        for (int m = 0; m < N; m++) {
-#pragma GCC unroll 4
-          for (int64_t r = 0; r < R; r++) {
-            const int64_t at = f + r * H + h;
-            V x = p[m][r * D] * column[0];
-            if constexpr (BIASED) x += b[at];
-#pragma GCC unroll 8
-            for (int64_t d = 1; d < D; d++) x += p[m][r * D + d] * (d < KNOWN ? column[d] : w[d]);
-            out[m][at] = x;
-            seen.see(m, at, x);
-          }
-        }
-      }
-      seen.end(tile);
-    }
-  }
-
-  // Computes the gradient of a pose, given that of the child's votes.
-  INLINE void pose_gradient(int c, const V* grad, T* out) const {
-    const V* w = weight.row(c);
-    if constexpr (S::ROWS > 0) {
-      constexpr int ROWS = S::ROWS, WIDTH = S::WIDTH;
-      const int64_t H = shape.h();
-      V sums[ROWS * WIDTH] = {};
-      for (int64_t tile = 0; tile < tiles; tile++, grad += features) {
-        for (int64_t h = 0; h < H; h++, w += WIDTH) {
-#pragma GCC unroll 4
-          for (int r = 0; r < ROWS; r++) {
-            const V x = grad[r * H + h];
-#pragma GCC unroll 8
-            for (int d = 0; d < WIDTH; d++) sums[r * WIDTH + d] += x * w[d];
-          }
-        }
-      }
-      join_lanes<Sum, T, L, ROWS * WIDTH>(sums, out);
-    } else {
-      const int64_t R = shape.rows(), D = shape.d(), H = shape.h();
-      for (int64_t r = 0; r < R; r++) {
-        for (int64_t d = 0; d < D; d++) {
-          V sum = {};
-          for (int64_t tile = 0; tile < tiles; tile++)
-            for (int64_t h = 0; h < H; h++) sum += grad[tile * features + r * H + h] * w[(tile * H + h) * D + d];
-          out[r * D + d] = sum_of_lanes<T, L>(sum);
-        }
-      }
-    }
-  }
-
-  // Adds to the gradient of the weights of child c, given N poses and the gradients of their votes.
-  template <int N>
-  INLINE void add_weight_gradient(int c, const T* const* p, const V* const* grad) const {
-    V* out = weight.grad(c);
-    if (!out) return;
-    const int64_t R = shape.rows(), D = shape.d(), H = shape.h();
-    for (int64_t tile = 0; tile < tiles; tile++) {
-      for (int64_t h = 0; h < H; h++, out += D) {
-        if constexpr (S::ROWS > 0) {
-          constexpr int WIDTH = S::WIDTH;
-          V sums[WIDTH];
-#pragma GCC unroll 8
-          for (int d = 0; d < WIDTH; d++) sums[d] = out[d];
-#pragma GCC unroll 4
-          for (int m = 0; m < N; m++) {
-#pragma GCC unroll 4
-            for (int r = 0; r < S::ROWS; r++) {
-              const V x = grad[m][tile * features + r * H + h];
-#pragma GCC unroll 8
-              for (int d = 0; d < WIDTH; d++) sums[d] += p[m][r * WIDTH + d] * x;
-            }
-          }
-#pragma GCC unroll 8
-          for (int d = 0; d < WIDTH; d++) out[d] = sums[d];
-        } else {
-          for (int m = 0; m < N; m++)
-            for (int64_t r = 0; r < R; r++) {
-              const V x = grad[m][tile * features + r * H + h];
-              for (int64_t d = 0; d < D; d++) out[d] += p[m][r * D + d] * x;
-            }
-        }
-      }
-    }
-  }
-
   // Adds to the gradients of poses, weight and bias, given the gradients of the votes of child c in place of the votes.
-  template <int N>
-  INLINE void add_child_gradients(int64_t s, int c) {
-    const V* grad[N];
-    const T* p[N];
-    for (int m = 0; m < N; m++) p[m] = pose(s + m, c), grad[m] = votes[m * CHUNK + c];
-    for (int m = 0; grad_poses && m < N; m++) {
-      pose_gradient(c, grad[m], found);
-      T* out = grad_poses + (p[m] - poses);
-      for (int64_t i = 0; i < shape.pose(); i++) out[i] += found[i];
+  INLINE void add_child_gradients(int64_t s, int count, int c) {
+    const int64_t lines = find_lines(s, count, c);
+    if (grad_poses) {
+      product.of_poses(lines, lines_of_votes, weight.numbers(c), found);
+      for (int m = 0; m < count; m++) {
+        T* out = grad_poses + (pose(s + m, c) - poses);
+        for (int64_t n = 0; n < pose_size; n++) out[n] += found[m * pose_size + n];
+      }
     }
-    add_weight_gradient<N>(c, p, grad);
+    if (T* out = weight.grad_numbers(c)) product.of_weight(lines, lines_of_poses, lines_of_votes, out);
     if (V* out = bias.grad(c)) {
       for (int64_t f = 0; f < size; f++)
-        for (int m = 0; m < N; m++) out[f] += grad[m][f];
+        for (int m = 0; m < count; m++) out[f] += vote(m, c)[f];
     }
+  }
+  INLINE int64_t find_lines(int64_t s, int count, int c) {
+    int64_t i = 0;
+    for (int m = 0; m < count; m++)
+      for (int64_t r = 0; r < a.rows; r++, i++) {
+        lines_of_poses[i] = pose(s + m, c) + r * a.d;
+        lines_of_votes[i] = vote(m, c) + r * at.row;
+      }
+    return i;
+  }
+
+  // Sums over the features of each parent: `term(sums, f)` adds what feature f has to K sums for each of C children.
+  // The sums of child c are out[k][c].
+  template <int C, int K, class Term>
+  INLINE void sum_features(V* const* const (&out)[K], Term term) const {
+    for (int64_t t = 0; t < at.tiles; t++) {
+      V sums[K * C] = {};
+      for (int64_t r = 0; r < a.rows; r++)
+        for (int64_t f = r * at.row + t * at.columns, end = f + at.columns; f < end; f++) term(sums, f);
+#pragma GCC unroll 16
+      for (int i = 0; i < K * C; i++) out[i / C][i % C][t] = sums[i];
+    }
+    for (int i = 0; i < K * C; i++) at.sum_tiles(out[i / C][i % C]);
+  }
+  // Calls f(t, feature) for all features, tile after tile in each row.
+  template <class F>
+  INLINE void for_features(F f) const {
+    for (int64_t r = 0, i = 0; r < a.rows; r++)
+      for (int64_t t = 0; t < at.tiles; t++)
+        for (const int64_t end = i + at.columns; i < end; i++) f(t, i);
+  }
+  // Calls f(Known<C>, c) for the chunk's children: all of a full chunk at once, others one by one.
+  template <class F>
+  INLINE void for_chunk(F f) const {
+    if (chunk == CHUNK) return f(Known<CHUNK>(), 0);
+    for (int c = 0; c < chunk; c++) f(Known<1>(), c);
   }
 
   // Replaces logits by coefficients, the softmax over the parents, for N children at a time.
@@ -247,15 +307,15 @@ class Worker {
     T largest[N], sums[N];
     for (int i = 0; i < N; i++) {
       folded[i] = logits[i][0];
-      for (int64_t t = 1; t < tiles; t++) folded[i] = larger<T, L>(folded[i], logits[i][t]);
+      for (int64_t b = 1; b < blocks; b++) folded[i] = larger<T, L>(folded[i], logits[i][b]);
     }
     join_lanes<Largest, T, L, N>(folded, largest);
     for (int i = 0; i < N; i++) {
       if (leaky && largest[i] < 0) largest[i] = 0;
       V sum = {};
-      for (int64_t t = 0; t < tiles; t++) {
-        logits[i][t] = exp_of<L>(logits[i][t] - largest[i]);
-        sum += logits[i][t];
+      for (int64_t b = 0; b < blocks; b++) {
+        logits[i][b] = exp_of<L>(logits[i][b] - largest[i]);
+        sum += logits[i][b];
       }
       folded[i] = sum;
     }
@@ -263,93 +323,33 @@ class Worker {
     for (int i = 0; i < N; i++) {
       if (leaky) sums[i] += exp_of<L>(splat<T, L>(-largest[i]))[0];
       sums[i] = 1 / sums[i];
-      for (int64_t t = 0; t < tiles; t++) logits[i][t] *= sums[i];
+      for (int64_t b = 0; b < blocks; b++) logits[i][b] *= sums[i];
     }
-  }
-  // The same for the chunk's children and N samples. Only the first `chunk` of each CHUNK rows are used.
-  template <int N>
-  INLINE void softmax_of_chunk(V* const* logits, bool leaky) const {
-    if (chunk == CHUNK) return softmax<N * CHUNK>(logits, leaky);
-    for (int m = 0; m < N; m++)
-      for (int c = 0; c < chunk; c++) softmax<1>(logits + m * CHUNK + c, leaky);
   }
 
   const Problem& a;
-  const S shape;
+  Arena arena;
+  const Layout<T, L> at;
+  const Product<T, L> product;
   const Places places;
   const Shard shard;
-  const int64_t tiles, features, size, pose_size, kernel;
+  const int64_t size, blocks, pose_size, kernel;
   const T *poses, *gates;
   T *grad_poses, *grad_gates;
-  Arena arena;
-  Rows<T, L> weight, bias, offset;
-  V* tail;  // 0 for parents, -inf for the lanes that fill up the last tile
+  Rows<T, L, Of::WEIGHT> weight;
+  Rows<T, L, Of::BIAS> bias;
+  Rows<T, L, Of::NUMBER> offset;
+  V* tail;  // 0 for parents, -inf for the lanes beyond them
+  const int most_of_group;
+  const T** lines_of_poses;
+  V** lines_of_votes;
+  const V** lines_of_bias;
   T* found;
-  V* votes[M * CHUNK];
-  V *of_run = nullptr, *totals = nullptr;
+  V* tiled[CHUNK];  // room for numbers as vectors of the tiles
+  V *of_run = nullptr, *totals = nullptr, *votes = nullptr;
   int64_t block = 0, first_sample = 0, sample_places[MOST_SAMPLES];
   int chunk = 1;
   int64_t index[CHILDREN], child_places[CHILDREN];
-};
-
-// ---------------------------------------------------------------- what is computed from each vote
-
-template <class V, int N>
-struct Nothing {
-  INLINE void begin(int64_t) {}
-  INLINE void see(int, int64_t, V) {}
-  INLINE void end(int64_t) {}
-};
-
-// Sums over the features of each tile, for N samples.
-template <class V, int N>
-struct TileSums {
-  V* out[N];
-  V sum[N];
-  INLINE void begin(int64_t) {
-    for (int m = 0; m < N; m++) sum[m] = V{};
-  }
-  INLINE void end(int64_t tile) {
-    for (int m = 0; m < N; m++) out[m][tile] = sum[m];
-  }
-};
-
-// Products of votes with vectors of the parents.
-template <class V, int N>
-struct Product : TileSums<V, N> {
-  const V* with[N];
-  INLINE void see(int m, int64_t f, V x) { this->sum[m] += x * with[m][f]; }
-};
-
-// Squared lengths of votes.
-template <class V, int N>
-struct Square : TileSums<V, N> {
-  INLINE void see(int m, int64_t, V x) { this->sum[m] += x * x; }
-};
-
-// The logits of a Gaussian.
-template <class V, int N>
-struct Likelihood : TileSums<V, N> {
-  const V *mean[N], *precision[N], *prior[N];
-  INLINE void see(int m, int64_t f, V x) {
-    const V e = x - mean[m][f];
-    this->sum[m] += e * precision[m][f] * e;
-  }
-  INLINE void end(int64_t tile) {
-    for (int m = 0; m < N; m++) this->out[m][tile] = prior[m][tile] - this->sum[m] * 0.5f;
-  }
-};
-
-template <class A, class B>
-struct Both {
-  A first;
-  B second;
-  INLINE void begin(int64_t tile) { first.begin(tile), second.begin(tile); }
-  template <class V>
-  INLINE void see(int m, int64_t f, V x) {
-    first.see(m, f, x), second.see(m, f, x);
-  }
-  INLINE void end(int64_t tile) { first.end(tile), second.end(tile); }
 };
 
 }  // namespace
