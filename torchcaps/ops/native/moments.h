@@ -32,7 +32,7 @@ class MomentsLoop : public Worker<Self, T, L> {
     if (A != UNIFORM) target = arena.template get<V>(this->block * size);
     if (A == GAUSSIAN) precision = arena.template get<V>(this->block * size);
     prior = arena.template get<V>(this->block * blocks);
-    for (V** x : {shares, of_tiles}) this->get_rows(x);
+    this->get_rows(shares);
     for (int64_t b = 0; !arena.failed && b < blocks; b++) uniform(b) = exp_of<L>(this->tail[b]) / T(a.parents);
   }
   void begin(int64_t s, int64_t sample) {
@@ -55,17 +55,16 @@ class MomentsLoop : public Worker<Self, T, L> {
     const V e = vote - target[s * size + f];
     return e * precision[s * size + f] * e;
   }
-  // Turns these sums in `shares` into coefficients, for C children of sample s from `first` on.
-  template <int C>
-  INLINE void find_coefficients(int64_t s, int first) {
-    for (int c = 0; c < C; c++) {
-      const V* base = this->logit_base(first + c);
+  // Turns these sums in `shares` into coefficients, for the chunk's children and `count` samples from s on.
+  SEPARATE void find_coefficients(int64_t s, int count) {
+    for (int i = 0; i < count * chunk; i++) {
+      const V *base = this->logit_base(i % chunk), *of_sample = prior + (s + i / chunk) * blocks;
       for (int64_t b = 0; b < blocks; b++) {
-        V& x = shares[c][b];
-        x = A == UNIFORM ? uniform(b) : A == DOT ? x + base[b] : prior[s * blocks + b] - x * T(0.5);
+        V& x = shares[i][b];
+        x = A == UNIFORM ? uniform(b) : A == DOT ? x + base[b] : of_sample[b] - x * T(0.5);
       }
     }
-    if (A != UNIFORM) this->template softmax<C>(shares, false);
+    if (A != UNIFORM) this->softmax(count * chunk, shares, false);
   }
 
   const int64_t total_size;
@@ -73,7 +72,7 @@ class MomentsLoop : public Worker<Self, T, L> {
  protected:
   Rows<T, L, Of::NUMBER> betas;
   V *target = nullptr, *precision = nullptr, *prior = nullptr;
-  V *shares[CHUNK], *of_tiles[CHUNK];
+  V* shares[Base::GROUP * CHUNK];
 };
 
 // Totals of a sample: center and scatter (size each), and mass and benefit, each with its rounding error (blocks each).
@@ -85,7 +84,7 @@ class Moments : public MomentsLoop<Moments<T, L, A>, T, L, A> {
   using Base = MomentsLoop<Moments<T, L, A>, T, L, A>;
   using V = typename Base::V;
   using Base::a, Base::at, Base::size, Base::blocks, Base::chunk, Base::of_run, Base::total_size, Base::shares,
-      Base::betas, Base::of_tiles, Base::tiled;
+      Base::betas;
   using Base::Base;
 
   static int64_t size_of_total(const Problem&, const Layout<T, L>& at) { return 2 * at.size + 4 * at.blocks; }
@@ -93,50 +92,60 @@ class Moments : public MomentsLoop<Moments<T, L, A>, T, L, A> {
 
   void group(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) this->make_votes(s, count, c);
-    for (int m = 0; m < count; m++)
-      this->for_chunk([&](auto n, int first) INLINED { sample<decltype(n)::value>(s + m, m, first); });
+    if (A != UNIFORM)
+      this->for_samples(count, [&](auto n, int m, int c) INLINED { compare<decltype(n)::value>(s + m, m, c); });
+    this->find_coefficients(s, count);
+    for (int i = 0; this->gates && i < count * chunk; i++) {
+      const T gate = this->gate(s + i / chunk, i % chunk);
+      for (int64_t b = 0; b < blocks; b++) shares[i][b] *= gate;
+    }
+    this->for_samples(count, [&](auto n, int m, int c) INLINED { add<decltype(n)::value>(s + m, m, c); });
+  }
+  // Compares the votes of C children, those of the chunk from `first` on, with the parents.
+  template <int C>
+  SEPARATE void compare(int64_t s, int m, int first) {
+    const V* own[C];
+    for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
+    this->template sum_features<C>({shares + m * chunk + first}, [&](V* sums, int64_t f) INLINED {
+#pragma GCC unroll 4
+      for (int c = 0; c < C; c++) sums[c] += this->logit_of(own[c][f], s, f);
+    });
   }
   // Joins C children to the totals of a sample.
   template <int C>
-  INLINE void sample(int64_t s, int m, int first) {
+  SEPARATE void add(int64_t s, int m, int first) {
     const V *own[C], *weight[C];
-    for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
-    if (A != UNIFORM)
-      this->template sum_features<C>({shares}, [&](V* sums, int64_t f) INLINED {
-#pragma GCC unroll 4
-        for (int c = 0; c < C; c++) sums[c] += this->logit_of(own[c][f], s, f);
-      });
-    this->template find_coefficients<C>(s, first);
-    for (int c = 0; c < C; c++) {
-      const T gate = this->gate(s, first + c);
-      for (int64_t b = 0; this->gates && b < blocks; b++) shares[c][b] *= gate;
-      weight[c] = at.to_tiles(shares[c], of_tiles[c]);
-    }
-
+    V** numbers = shares + m * chunk + first;
+    for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c), weight[c] = this->to_tiles(numbers[c], 3 + c);
     V *center = of_run + s * total_size, *scatter = center + size, *mass = scatter + size, *benefit = mass + 2 * blocks;
     for (int64_t b = 0; b < blocks; b++) {
       V added = {};
       for (int c = 0; c < C; c++) {
-        added += shares[c][b];
-        if (betas) add_exactly(benefit[b], benefit[blocks + b], betas.row(first + c)[b] * shares[c][b]);
+        added += numbers[c][b];
+        if (betas) add_exactly(benefit[b], benefit[blocks + b], betas.row(first + c)[b] * numbers[c][b]);
       }
       join(b, mass, added);
       scales[b] = 1 / nonzero<T, L>(added);
     }
     const V *share = this->to_tiles(joined, 0), *between = this->to_tiles(betweens, 1), *scale = this->to_tiles(scales, 2);
-    this->for_features([&](int64_t t, int64_t f) INLINED {
-      V sum = weight[0][t] * own[0][f], squares = {};
+    this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
+      V w[C];
+      for (int c = 0; c < C; c++) w[c] = weight[c][t];
+      const V scale_t = scale[t], between_t = between[t], share_t = share[t];
+      for (; f < end; f++) {
+        V sum = w[0] * own[0][f], squares = {};
 #pragma GCC unroll 4
-      for (int c = 1; c < C; c++) sum += weight[c][t] * own[c][f];
-      const V mean = sum * scale[t];
+        for (int c = 1; c < C; c++) sum += w[c] * own[c][f];
+        const V mean = sum * scale_t;
 #pragma GCC unroll 4
-      for (int c = 0; c < C; c++) {
-        const V e = own[c][f] - mean;
-        squares += weight[c][t] * e * e;
+        for (int c = 0; c < C; c++) {
+          const V e = own[c][f] - mean;
+          squares += w[c] * e * e;
+        }
+        const V step = mean - center[f];
+        scatter[f] += squares + step * step * between_t;
+        center[f] += step * share_t;
       }
-      const V step = mean - center[f];
-      scatter[f] += squares + step * step * between[t];
-      center[f] += step * share[t];
     });
   }
   // Adds mass: `joined` is the part of the sum that is new, and `betweens` the factor of the squared distance between
@@ -191,7 +200,7 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
   using Base = MomentsLoop<MomentsBackward<T, L, A>, T, L, A>;
   using V = typename Base::V;
   using Base::a, Base::at, Base::size, Base::blocks, Base::arena, Base::chunk, Base::of_run, Base::total_size,
-      Base::shares, Base::betas, Base::of_tiles, Base::target, Base::precision;
+      Base::shares, Base::betas, Base::target, Base::precision;
   using Base::Base;
 
   // Gradients of target, precision and prior.
@@ -204,7 +213,7 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
     Base::make_room();
     for (V** x : {&mean, &pull, &spread}) *x = arena.template get<V>(this->block * size);
     for (V** x : {&constant, &of_benefit}) *x = arena.template get<V>(this->block * blocks);
-    for (V** x : {benefits, slopes, slopes_of_tiles}) this->get_rows(x);
+    for (V** x : {benefits, slopes}) this->get_rows(x);
     variance = arena.template get<V>(size);
   }
   void begin(int64_t s, int64_t sample) {
@@ -235,91 +244,105 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
 
   void group(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) this->make_votes(s, count, c);
-    for (int m = 0; m < count; m++)
-      this->for_chunk([&](auto n, int first) INLINED { sample<decltype(n)::value>(s + m, m, first); });
+    this->for_samples(count, [&](auto n, int m, int c) INLINED { compare<decltype(n)::value>(s + m, m, c); });
+    this->find_coefficients(s, count);
+    of_logits(s, count);
+    this->for_samples(count, [&](auto n, int m, int c) INLINED { replace<decltype(n)::value>(s + m, m, c); });
     for (int c = 0; c < chunk; c++) this->add_child_gradients(s, count, c);
   }
-  // Replaces the votes of C children by their gradients, and adds to the gradients of the parents' tensors.
+  // Computes the logits of C children, those of the chunk from `first` on, and the gradients of their shares without the
+  // terms that do not depend on the vote.
   template <int C>
-  INLINE void sample(int64_t s, int m, int first) {
-    V* own[C];
+  SEPARATE void compare(int64_t s, int m, int first) {
+    const V *own[C], *center = mean + s * size, *pulls = pull + s * size, *spreads = spread + s * size;
     for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
-    const V *center = mean + s * size, *pulls = pull + s * size, *spreads = spread + s * size;
-    // Gradient of a share, without the terms that do not depend on the vote.
+    const int i = m * chunk + first;
     auto benefit = [&](V vote, int64_t f) INLINED {
       const V e = vote - center[f];
       return (pulls[f] + spreads[f] * e) * e;
     };
     if constexpr (A == UNIFORM) {
-      this->template sum_features<C>({benefits}, [&](V* sums, int64_t f) INLINED {
+      this->template sum_features<C>({benefits + i}, [&](V* sums, int64_t f) INLINED {
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) sums[c] += benefit(own[c][f], f);
       });
     } else {
-      this->template sum_features<C>({benefits, shares}, [&](V* sums, int64_t f) INLINED {
+      this->template sum_features<C>({benefits + i, shares + i}, [&](V* sums, int64_t f) INLINED {
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++)
           sums[c] += benefit(own[c][f], f), sums[C + c] += this->logit_of(own[c][f], s, f);
       });
     }
-    this->template find_coefficients<C>(s, first);
-    of_logits<C>(s, first);
-
-    const V *q = target + s * size, *precise = precision + s * size, *share[C], *slope[C];
-    V *grad_target = of_run + s * total_size, *grad_precision = grad_target + size;
-    for (int c = 0; c < C; c++) {
-      share[c] = at.to_tiles(shares[c], of_tiles[c]);
-      slope[c] = at.to_tiles(slopes[c], slopes_of_tiles[c]);
-    }
-    this->for_features([&](int64_t t, int64_t f) INLINED {
-      const V center_f = center[f], pull_f = pulls[f], spread_f = spreads[f] * T(2);
-      V q_f = {}, precise_f = {}, sum = {}, squares = {};
-      if (A != UNIFORM) q_f = q[f], sum = grad_target[f];
-      if (A == GAUSSIAN) precise_f = precise[f], squares = grad_precision[f];
-#pragma GCC unroll 4
-      for (int c = 0; c < C; c++) {
-        const V x = own[c][f];
-        V grad = share[c][t] * (pull_f + spread_f * (x - center_f));
-        if constexpr (A == DOT) {
-          sum += slope[c][t] * x;
-          grad += slope[c][t] * q_f;
-        } else if constexpr (A == GAUSSIAN) {
-          const V e = x - q_f, moved = slope[c][t] * e;
-          sum += moved;
-          squares += moved * e;
-          grad -= moved * precise_f;
-        }
-        own[c][f] = grad;
-      }
-      if (A != UNIFORM) grad_target[f] = sum;
-      if (A == GAUSSIAN) grad_precision[f] = squares;
-    });
   }
   // Turns coefficients into shares, and benefits into the gradients of the logits, `slopes`.
+  SEPARATE void of_logits(int64_t s, int count) {
+    in_blocks<8>(count * chunk, [&](auto m, int64_t first) INLINED {
+      constexpr int N = decltype(m)::value;
+      V sums[N] = {};
+      for (int64_t i = first; i < first + N; i++) {
+        const V *rest = constant + (s + i / chunk) * blocks, *of_betas = of_benefit + (s + i / chunk) * blocks;
+        for (int64_t b = 0; b < blocks; b++) {
+          benefits[i][b] += rest[b];
+          if (betas) benefits[i][b] += betas.row(static_cast<int>(i % chunk))[b] * of_betas[b];
+          sums[i - first] += shares[i][b] * benefits[i][b];
+        }
+      }
+      T along[N];
+      join_lanes<Sum, T, L, N>(sums, along);
+      for (int64_t i = first; i < first + N; i++) {
+        const int64_t sample = s + i / chunk;
+        const int c = static_cast<int>(i % chunk);
+        const T gate = this->gate(sample, c), mean = along[i - first];
+        if (this->grad_gates) this->grad_gates[this->gate_index(sample, c)] += mean;
+        V *grad_offset = this->offset.grad(c), *grad_betas = betas.grad(c);
+        for (int64_t b = 0; b < blocks; b++) {
+          shares[i][b] *= gate;
+          slopes[i][b] = shares[i][b] * (benefits[i][b] - mean);
+          if (grad_betas) grad_betas[b] += shares[i][b] * of_benefit[sample * blocks + b];
+          if (A == DOT && grad_offset) grad_offset[b] += slopes[i][b];
+          if (A == GAUSSIAN) of_run[sample * total_size + 2 * size + b] += slopes[i][b];
+        }
+      }
+    });
+  }
+  // Replaces the votes of C children by their gradients, and adds to the gradients of the parents' tensors.
   template <int C>
-  INLINE void of_logits(int64_t s, int first) {
-    const V *rest = constant + s * blocks, *of_betas = of_benefit + s * blocks;
-    V sums[C] = {};
-    for (int c = 0; c < C; c++)
-      for (int64_t b = 0; b < blocks; b++) {
-        benefits[c][b] += rest[b];
-        if (betas) benefits[c][b] += betas.row(first + c)[b] * of_betas[b];
-        sums[c] += shares[c][b] * benefits[c][b];
-      }
-    T along[C];
-    join_lanes<Sum, T, L, C>(sums, along);
+  SEPARATE void replace(int64_t s, int m, int first) {
+    const V *q = target + s * size, *precise = precision + s * size, *shares_of[C], *slopes_of[C];
+    const V *center = mean + s * size, *pulls = pull + s * size, *spreads = spread + s * size;
+    V *own[C], *grad_target = of_run + s * total_size, *grad_precision = grad_target + size;
     for (int c = 0; c < C; c++) {
-      const T gate = this->gate(s, first + c);
-      if (this->grad_gates) this->grad_gates[this->gate_index(s, first + c)] += along[c];
-      V *grad_offset = this->offset.grad(first + c), *grad_betas = betas.grad(first + c);
-      for (int64_t b = 0; b < blocks; b++) {
-        shares[c][b] *= gate;
-        slopes[c][b] = shares[c][b] * (benefits[c][b] - along[c]);
-        if (grad_betas) grad_betas[b] += shares[c][b] * of_betas[b];
-        if (A == DOT && grad_offset) grad_offset[b] += slopes[c][b];
-        if (A == GAUSSIAN) of_run[s * total_size + 2 * size + b] += slopes[c][b];
-      }
+      const int i = m * chunk + first + c;
+      own[c] = this->vote(m, first + c);
+      shares_of[c] = this->to_tiles(shares[i], c), slopes_of[c] = this->to_tiles(slopes[i], C + c);
     }
+    this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
+      V share[C], slope[C];
+      for (int c = 0; c < C; c++) share[c] = shares_of[c][t], slope[c] = slopes_of[c][t];
+      for (; f < end; f++) {
+        const V center_f = center[f], pull_f = pulls[f], spread_f = spreads[f] * T(2);
+        V q_f = {}, precise_f = {}, sum = {}, squares = {};
+        if (A != UNIFORM) q_f = q[f], sum = grad_target[f];
+        if (A == GAUSSIAN) precise_f = precise[f], squares = grad_precision[f];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) {
+          const V x = own[c][f];
+          V grad = share[c] * (pull_f + spread_f * (x - center_f));
+          if constexpr (A == DOT) {
+            sum += slope[c] * x;
+            grad += slope[c] * q_f;
+          } else if constexpr (A == GAUSSIAN) {
+            const V e = x - q_f, moved = slope[c] * e;
+            sum += moved;
+            squares += moved * e;
+            grad -= moved * precise_f;
+          }
+          own[c][f] = grad;
+        }
+        if (A != UNIFORM) grad_target[f] = sum;
+        if (A == GAUSSIAN) grad_precision[f] = squares;
+      }
+    });
   }
 
   void finish(int64_t sample, V* total) {
@@ -335,7 +358,7 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
 
  private:
   V *mean, *pull, *spread, *variance, *constant, *of_benefit;
-  V *benefits[CHUNK], *slopes[CHUNK], *slopes_of_tiles[CHUNK];
+  V *benefits[Base::GROUP * CHUNK], *slopes[Base::GROUP * CHUNK];
 };
 
 }  // namespace

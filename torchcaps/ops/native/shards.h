@@ -88,14 +88,14 @@ struct Layout {
   // Index of a parent's number.
   INLINE int64_t slot(int64_t j) const { return j / G / P * L + j % G * P + j / G % P; }
 
-  // Sums the lanes of each parent. x has `room` vectors, of which the first ones are replaced.
-  INLINE void sum_tiles(V* x) const {
-    if (P == 2) fold_tiles<2>(x);
-    if (P == 4) fold_tiles<4>(x);
+  // Sums the lanes of each parent; P is not 1. x has `room` vectors.
+  INLINE void sum_tiles(const V* x, V* out) const {
+    if (P == 2) fold_tiles<2>(x, out);
+    if (P == 4) fold_tiles<4>(x, out);
     if constexpr (L >= 8)
-      if (P == 8) fold_tiles<8>(x);
+      if (P == 8) fold_tiles<8>(x, out);
     if constexpr (L >= 16)
-      if (P == 16) fold_tiles<16>(x);
+      if (P == 16) fold_tiles<16>(x, out);
   }
   // Returns vectors for the tiles whose lanes repeat the number of their parent; `out` has `room` vectors.
   INLINE const V* to_tiles(const V* x, V* out) const {
@@ -141,13 +141,13 @@ struct Layout {
 
  private:
   template <int N>
-  INLINE void fold_tiles(V* x) const {
+  INLINE void fold_tiles(const V* x, V* out) const {
     for (int64_t b = 0; b < blocks; b++) {
       V own[N];
 #pragma GCC unroll 16
       for (int i = 0; i < N; i++) own[i] = x[b * N + i];
       fold<Sum, T, L, N>(own);
-      x[b] = own[0];
+      out[b] = own[0];
     }
   }
   template <int N>

@@ -8,6 +8,8 @@
 
 #define INLINED __attribute__((always_inline))
 #define INLINE inline INLINED
+// For functions that are long enough: inlined into one another, they would share 16 registers.
+#define SEPARATE __attribute__((noinline))
 
 namespace torchcaps {
 namespace INSTRUCTIONS {

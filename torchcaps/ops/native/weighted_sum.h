@@ -33,32 +33,32 @@ class Weighing : public Worker<Self, T, L> {
     for (int64_t b = 0; a.over_children && b < blocks; b++) total[size + blocks + b] = splat<T, L>(-INFINITY);
   }
 
-  // Replaces logits by weights, for C children of sample s from `first` on; softmax over the parents.
-  template <int C>
-  INLINE void weigh_parents(int64_t s, int first, V* const* own) const {
-    for (int c = 0; c < C; c++) {
-      const V* base = this->logit_base(first + c);
-      for (int64_t b = 0; b < blocks; b++) own[c][b] += base[b];
+  // Replaces n rows of logits by weights; softmax over the parents. `per` rows belong to sample s, the next ones to the
+  // next sample.
+  SEPARATE void weigh_parents(int64_t s, int per, int n, V* const* own) const {
+    for (int i = 0; i < n; i++) {
+      const V* base = this->logit_base(i % per);
+      for (int64_t b = 0; b < blocks; b++) own[i][b] += base[b];
     }
-    this->template softmax<C>(own, a.leaky);
-    for (int c = 0; this->gates && c < C; c++) {
-      const T gate = this->gate(s, first + c);
-      for (int64_t b = 0; b < blocks; b++) own[c][b] *= gate;
+    this->softmax(n, own, a.leaky);
+    for (int i = 0; this->gates && i < n; i++) {
+      const T gate = this->gate(s + i / per, i % per);
+      for (int64_t b = 0; b < blocks; b++) own[i][b] *= gate;
     }
   }
-  // The same for a softmax over the children, for `count` children and the blocks from `from` to `to`. Weights are
-  // relative to the largest logit so far. Returns whether sums must be multiplied by `factors`, as it has changed.
-  INLINE bool weigh_children(int64_t s, int first, int count, int64_t from, int64_t to, V* const* own, V* mass) {
+  // The same for a softmax over the children: `count` children of sample s, and the blocks from `from` to `to`. Weights
+  // are relative to the largest logit so far. Returns whether sums must be multiplied by `factors`, as it has changed.
+  SEPARATE bool weigh_children(int64_t s, int count, int64_t from, int64_t to, V* const* own, V* mass) {
     V* largest = mass + blocks;
-    T gates[CHILDREN];
+    T gates[CHILDREN] = {};
     bool all = true, changed = false;
     for (int c = 0; this->gates && c < count; c++) {
-      gates[c] = this->gate(s, first + c);
+      gates[c] = this->gate(s, c);
       all = all && gates[c] != 0;
     }
     for (int64_t b = from, i = 0; b < to; b++, i++) {
       for (int c = 0; (this->offset || !all) && c < count; c++) {
-        if (this->offset) own[c][i] += this->offset.row(first + c)[b];
+        if (this->offset) own[c][i] += this->offset.row(c)[b];
         if (!all && gates[c] == 0) own[c][i] = splat<T, L>(-INFINITY);  // an absent child
       }
       V higher = largest[b];
@@ -143,45 +143,59 @@ class WeightedSum : public Weighing<WeightedSum<T, L>, T, L> {
   }
   void group(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) this->make_votes(s, count, c);
-    for (int m = 0; m < count; m++)
-      this->for_chunk([&](auto n, int first) INLINED { sample<decltype(n)::value>(s + m, m, first); });
-  }
-  // Adds C children to the sums of a sample.
-  template <int C>
-  INLINE void sample(int64_t s, int m, int first) {
-    V *own[C], *sums = of_run + s * total_size;
-    const V *q = query + s * size, *weight[C];
-    for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
-    if (a.unit) {
-      this->template sum_features<C>({logits, squares}, [&](V* sums, int64_t f) INLINED {
-#pragma GCC unroll 4
-        for (int c = 0; c < C; c++) sums[c] += own[c][f] * q[f], sums[C + c] += own[c][f] * own[c][f];
-      });
-      for (int c = 0; c < C; c++)
-        for (int64_t b = 0; b < blocks; b++) logits[c][b] /= nonzero<T, L>(root<T, L>(squares[c][b]));
-    } else {
-      this->template sum_features<C>({logits}, [&](V* sums, int64_t f) INLINED {
-#pragma GCC unroll 4
-        for (int c = 0; c < C; c++) sums[c] += own[c][f] * q[f];
-      });
-    }
-    if (!a.over_children) {
-      this->template weigh_parents<C>(s, first, logits);
-    } else if (this->weigh_children(s, first, C, 0, blocks, logits, sums + size)) {
+    this->for_samples(count, [&](auto n, int m, int c) INLINED { compare<decltype(n)::value>(s + m, m, c); });
+    if (!a.over_children) this->weigh_parents(s, chunk, count * chunk, logits);
+    for (int m = 0; a.over_children && m < count; m++) {
+      V* sums = of_run + (s + m) * total_size;
+      if (!this->weigh_children(s + m, chunk, 0, blocks, logits + m * chunk, sums + size)) continue;
       const V* factor = this->to_tiles(this->factors, 0);
       this->for_features([&](int64_t t, int64_t f) INLINED { sums[f] *= factor[t]; });
     }
-    for (int c = 0; c < C; c++) weight[c] = this->to_tiles(logits[c], c);
-    this->for_features([&](int64_t t, int64_t f) INLINED {
-      V x = sums[f];
+    this->for_samples(count, [&](auto n, int m, int c) INLINED { add<decltype(n)::value>(s + m, m, c); });
+  }
+  // Compares the votes of C children, those of the chunk from `first` on, with the query.
+  template <int C>
+  SEPARATE void compare(int64_t s, int m, int first) {
+    const V *q = query + s * size, *own[C];
+    for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
+    V **logit = logits + m * chunk + first, **square = squares + m * chunk + first;
+    if (!a.unit) {
+      this->template sum_features<C>({logit}, [&](V* sums, int64_t f) INLINED {
 #pragma GCC unroll 4
-      for (int c = 0; c < C; c++) x += weight[c][t] * own[c][f];
-      sums[f] = x;
+        for (int c = 0; c < C; c++) sums[c] += own[c][f] * q[f];
+      });
+      return;
+    }
+    this->template sum_features<C>({logit, square}, [&](V* sums, int64_t f) INLINED {
+#pragma GCC unroll 4
+      for (int c = 0; c < C; c++) sums[c] += own[c][f] * q[f], sums[C + c] += own[c][f] * own[c][f];
+    });
+    for (int c = 0; c < C; c++)
+      for (int64_t b = 0; b < blocks; b++) logit[c][b] /= nonzero<T, L>(root<T, L>(square[c][b]));
+  }
+  // Adds the weighted votes of C children to the sums.
+  template <int C>
+  SEPARATE void add(int64_t s, int m, int first) {
+    V* sums = of_run + s * total_size;
+    const V *own[C], *weight[C];
+    for (int c = 0; c < C; c++) {
+      own[c] = this->vote(m, first + c);
+      weight[c] = this->to_tiles(logits[m * chunk + first + c], c);
+    }
+    this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
+      V w[C];
+      for (int c = 0; c < C; c++) w[c] = weight[c][t];
+      for (; f < end; f++) {
+        V x = sums[f];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) x += w[c] * own[c][f];
+        sums[f] = x;
+      }
     });
   }
 
  private:
-  V *logits[CHUNK], *squares[CHUNK];
+  V *logits[Base::GROUP * CHUNK], *squares[Base::GROUP * CHUNK];
 };
 
 // The common part of the backward functions. One pass is enough: a softmax over the parents needs one child at a time;
@@ -219,41 +233,45 @@ class WeighingBackward : public Worker<Self, T, L> {
     }
   }
 
-  // Replaces logits by their gradients and computes weights, for C children of sample s from `first` on; softmax over
-  // the parents. `benefits` are the gradients of the shares. If votes are compared as unit vectors, `of_votes` holds
-  // their squared lengths, and afterwards the factor of the vote in its own gradient.
-  template <int C>
-  INLINE void of_logits_of_parents(int64_t s, int first, V* const* logits, V* const* weights, V* const* benefits,
+  // Replaces n rows of logits by their gradients and computes weights; softmax over the parents. `per` rows belong to
+  // sample s, the next ones to the next sample. `benefits` are the gradients of the shares. If votes are compared as unit
+  // vectors, `of_votes` holds their squared lengths, and afterwards the factor of the vote in its own gradient.
+  SEPARATE void of_logits_of_parents(int64_t s, int per, int n, V* const* logits, V* const* weights, V* const* benefits,
                                    V* const* of_votes) {
-    for (int c = 0; c < C; c++) {
-      const V* base = this->logit_base(first + c);
+    for (int i = 0; i < n; i++) {
+      const V* base = this->logit_base(i % per);
       for (int64_t b = 0; b < blocks; b++) {
-        if (a.unit) weights[c][b] = of_units(logits[c][b], of_votes[c][b]);  // kept here until the softmax is done
-        logits[c][b] += base[b];
+        if (a.unit) weights[i][b] = of_units(logits[i][b], of_votes[i][b]);  // kept here until the softmax is done
+        logits[i][b] += base[b];
       }
     }
-    this->template softmax<C>(logits, a.leaky);
-    V sums[C] = {};
-    for (int c = 0; c < C; c++)
-      for (int64_t b = 0; b < blocks; b++) sums[c] += logits[c][b] * benefits[c][b];
-    T along[C];  // mean of the benefits: adding the same to all logits of a child changes nothing
-    join_lanes<Sum, T, L, C>(sums, along);
-    for (int c = 0; c < C; c++) {
-      const T gate = this->gate(s, first + c);
-      if (this->grad_gates) this->grad_gates[this->gate_index(s, first + c)] += along[c];
-      V* grad_offset = this->offset.grad(first + c);
-      for (int64_t b = 0; b < blocks; b++) {
-        const V weight = logits[c][b] * gate;
-        V slope = weight * (benefits[c][b] - along[c]);
-        if (grad_offset) grad_offset[b] += slope;
-        if (a.unit) of_units_gradient(slope, weights[c][b], of_votes[c][b]);
-        weights[c][b] = weight;
-        logits[c][b] = slope;
+    this->softmax(n, logits, a.leaky);
+    in_blocks<8>(n, [&](auto m, int64_t first) INLINED {
+      constexpr int N = decltype(m)::value;
+      V sums[N] = {};
+      for (int i = 0; i < N; i++)
+        for (int64_t b = 0; b < blocks; b++) sums[i] += logits[first + i][b] * benefits[first + i][b];
+      T along[N];  // means of the benefits: adding the same to all logits of a child changes nothing
+      join_lanes<Sum, T, L, N>(sums, along);
+      for (int64_t i = first; i < first + N; i++) {
+        const int64_t sample = s + i / per;
+        const int c = static_cast<int>(i % per);
+        const T gate = this->gate(sample, c), mean = along[i - first];
+        if (this->grad_gates) this->grad_gates[this->gate_index(sample, c)] += mean;
+        V* grad_offset = this->offset.grad(c);
+        for (int64_t b = 0; b < blocks; b++) {
+          const V weight = logits[i][b] * gate;
+          V slope = weight * (benefits[i][b] - mean);
+          if (grad_offset) grad_offset[b] += slope;
+          if (a.unit) of_units_gradient(slope, weights[i][b], of_votes[i][b]);
+          weights[i][b] = weight;
+          logits[i][b] = slope;
+        }
       }
-    }
+    });
   }
-  // The same for a softmax over the children, for `count` children and the blocks from `from` to `to`.
-  INLINE void of_logits_of_children(int64_t s, int first, int count, int64_t from, int64_t to, V* const* logits,
+  // The same for a softmax over the children: `count` children of sample s, and the blocks from `from` to `to`.
+  SEPARATE void of_logits_of_children(int64_t s, int count, int64_t from, int64_t to, V* const* logits,
                                     V* const* weights, V* const* benefits, V* const* of_votes) {
     V along[CHILDREN];
     for (int c = 0; this->grad_gates && c < count; c++) along[c] = V{};
@@ -262,24 +280,24 @@ class WeighingBackward : public Worker<Self, T, L> {
       for (int c = 0; c < count; c++) {
         V logit = logits[c][i], unit = {};
         if (a.unit) unit = of_units(logit, of_votes[c][i]);
-        if (this->offset) logit += this->offset.row(first + c)[b];
+        if (this->offset) logit += this->offset.row(c)[b];
         V weight = exp_of<L>(logit - lost);
         const V benefit = benefits[c][i] - mean;
         if (this->gates) {
-          const T gate = this->gate(s, first + c);
+          const T gate = this->gate(s, c);
           if (gate == 0) weight = V{};  // an absent child
           if (this->grad_gates) along[c] += weight * benefit;
           weight *= gate;
         }
         V slope = weight * benefit;
-        if (V* grad_offset = this->offset.grad(first + c)) grad_offset[b] += slope;
+        if (V* grad_offset = this->offset.grad(c)) grad_offset[b] += slope;
         if (a.unit) of_units_gradient(slope, unit, of_votes[c][i]);
         weights[c][i] = weight;
         logits[c][i] = slope;
       }
     }
     for (int c = 0; this->grad_gates && c < count; c++)
-      this->grad_gates[this->gate_index(s, first + c)] += sum_of_lanes<T, L>(along[c]);
+      this->grad_gates[this->gate_index(s, c)] += sum_of_lanes<T, L>(along[c]);
   }
   // Turns products with votes into products with unit votes, and squared lengths into inverse lengths.
   INLINE static V of_units(V& logit, V& square) {
@@ -313,22 +331,24 @@ class WeightedSumBackward : public WeighingBackward<WeightedSumBackward<T, L>, T
   void make_room() {
     Base::make_room();
     for (V** x : {logits, weights, benefits, of_votes}) this->get_rows(x);
-    for (V** x : {slope, share, back}) this->get_rows(x);
   }
   void group(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) this->make_votes(s, count, c);
-    for (int m = 0; m < count; m++)
-      this->for_chunk([&](auto n, int first) INLINED { sample<decltype(n)::value>(s + m, m, first); });
+    this->for_samples(count, [&](auto n, int m, int c) INLINED { compare<decltype(n)::value>(s + m, m, c); });
+    if (!a.over_children) this->of_logits_of_parents(s, chunk, count * chunk, logits, weights, benefits, of_votes);
+    for (int m = 0, i = 0; a.over_children && m < count; m++, i += chunk)
+      this->of_logits_of_children(s + m, chunk, 0, blocks, logits + i, weights + i, benefits + i, of_votes + i);
+    this->for_samples(count, [&](auto n, int m, int c) INLINED { replace<decltype(n)::value>(s + m, m, c); });
     for (int c = 0; c < chunk; c++) this->add_child_gradients(s, count, c);
   }
-  // Replaces the votes of C children by their gradients, and adds to the gradient of the query.
+  // Compares the votes of C children, those of the chunk from `first` on, with the query and the gradient of the sums.
   template <int C>
-  INLINE void sample(int64_t s, int m, int first) {
-    V *own[C], *of_query = of_run + s * total_size;
-    const V *q = query + s * size, *g = grad + s * size, *slopes[C], *shares[C], *backs[C];
+  SEPARATE void compare(int64_t s, int m, int first) {
+    const V *q = query + s * size, *g = grad + s * size, *own[C];
     for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
+    const int i = m * chunk + first;
     if (a.unit) {
-      this->template sum_features<C>({logits, benefits, of_votes}, [&](V* sums, int64_t f) INLINED {
+      this->template sum_features<C>({logits + i, benefits + i, of_votes + i}, [&](V* sums, int64_t f) INLINED {
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) {
           sums[c] += own[c][f] * q[f], sums[C + c] += own[c][f] * g[f];
@@ -336,44 +356,50 @@ class WeightedSumBackward : public WeighingBackward<WeightedSumBackward<T, L>, T
         }
       });
     } else {
-      this->template sum_features<C>({logits, benefits}, [&](V* sums, int64_t f) INLINED {
+      this->template sum_features<C>({logits + i, benefits + i}, [&](V* sums, int64_t f) INLINED {
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) sums[c] += own[c][f] * q[f], sums[C + c] += own[c][f] * g[f];
       });
     }
-    if (a.over_children) {
-      this->of_logits_of_children(s, first, C, 0, blocks, logits, weights, benefits, of_votes);
-    } else {
-      this->template of_logits_of_parents<C>(s, first, logits, weights, benefits, of_votes);
-    }
+  }
+  // Replaces the votes of C children by their gradients, and adds to the gradient of the query.
+  template <int C>
+  SEPARATE void replace(int64_t s, int m, int first) {
+    V *own[C], *of_query = of_run + s * total_size;
+    const V *q = query + s * size, *g = grad + s * size, *slopes[C], *shares[C], *backs[C];
     for (int c = 0; c < C; c++) {
-      slopes[c] = at.to_tiles(logits[c], slope[c]);
-      shares[c] = at.to_tiles(weights[c], share[c]);
-      backs[c] = a.unit ? at.to_tiles(of_votes[c], back[c]) : nullptr;
+      const int i = m * chunk + first + c;
+      own[c] = this->vote(m, first + c);
+      slopes[c] = this->to_tiles(logits[i], c), shares[c] = this->to_tiles(weights[i], C + c);
+      backs[c] = a.unit ? this->to_tiles(of_votes[i], 2 * C + c) : nullptr;
     }
     if (a.unit)
-      this->for_features([&](int64_t t, int64_t f) INLINED {
+      return this->for_features([&](int64_t t, int64_t f) INLINED {
         for (int c = 0; c < C; c++) {
           const V x = own[c][f];
           of_query[f] += slopes[c][t] * x;
           own[c][f] = shares[c][t] * g[f] + slopes[c][t] * q[f] + backs[c][t] * x;
         }
       });
-    else
-      this->for_features([&](int64_t t, int64_t f) INLINED {
+    this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
+      V slope[C], share[C];
+      for (int c = 0; c < C; c++) slope[c] = slopes[c][t], share[c] = shares[c][t];
+      for (; f < end; f++) {
         const V query_f = q[f], grad_f = g[f];
         V sum = of_query[f];
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) {
-          sum += slopes[c][t] * own[c][f];
-          own[c][f] = shares[c][t] * grad_f + slopes[c][t] * query_f;
+          sum += slope[c] * own[c][f];
+          own[c][f] = share[c] * grad_f + slope[c] * query_f;
         }
         of_query[f] = sum;
-      });
+      }
+    });
   }
 
  private:
-  V *logits[CHUNK], *weights[CHUNK], *benefits[CHUNK], *of_votes[CHUNK], *slope[CHUNK], *share[CHUNK], *back[CHUNK];
+  static constexpr int ROWS = Base::GROUP * CHUNK;
+  V *logits[ROWS], *weights[ROWS], *benefits[ROWS], *of_votes[ROWS];
 };
 
 }  // namespace

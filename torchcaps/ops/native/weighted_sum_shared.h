@@ -72,7 +72,7 @@ class SharedLoop : public Base {
   }
 
   // Pulls vectors x of one block of parents through the weights: (rows, h) to (rows, d).
-  INLINE void pull(int64_t t, const V* x, V* pulled) const {
+  SEPARATE void pull(int64_t t, const V* x, V* pulled) const {
     const V *w = this->weight.row(0) + t * a.d * a.h, *b = this->bias ? this->bias.row(0) + t * a.h : nullptr;
     V sum = {};
     for (int64_t r = 0; r < a.rows; r++, x += at.row, pulled += a.d) {
@@ -90,7 +90,7 @@ class SharedLoop : public Base {
     if (b) *pulled = sum;
   }
   // Pushes sums of poses, (rows, d), of one block of parents through the weights and adds them to `sums`, (rows, h).
-  INLINE void add_pushed(int64_t t, const V* pulled, V* sums) const {
+  SEPARATE void add_pushed(int64_t t, const V* pulled, V* sums) const {
     const V *w = this->weight.row(0) + t * a.d * a.h, *b = this->bias ? this->bias.row(0) + t * a.h : nullptr;
     sums += t * a.h;
     for (int64_t r = 0; r < a.rows; r++, sums += at.row)
@@ -108,7 +108,7 @@ class SharedLoop : public Base {
   }
 
   // Products of the poses of `count` children with pulled vectors of the parents.
-  INLINE void products(int count, int64_t from, int64_t to, const V* pulled, V* const* out) const {
+  SEPARATE void products(int count, int64_t from, int64_t to, const V* pulled, V* const* out) const {
     for (int64_t t = from; t < to; t++) {
       const V *own = pulled + t * width, start = this->bias ? own[pose_size] : V{};
       in_blocks<BLOCK>(count, [&](auto n, int64_t c) INLINED {
@@ -125,7 +125,7 @@ class SharedLoop : public Base {
     }
   }
   // Adds the weighted poses of these children to `sums`.
-  INLINE void add_poses(int count, int64_t from, int64_t to, V* const* weights, V* sums) const {
+  SEPARATE void add_poses(int count, int64_t from, int64_t to, V* const* weights, V* sums) const {
     for (int64_t t = from; t < to; t++) {
       V* out = sums + t * width;
       for (int c = 0; this->bias && c < count; c++) out[pose_size] += weights[c][t - from];
@@ -187,10 +187,8 @@ class WeightedSumShared : public SharedLoop<WeightedSumShared<T, L>, Weighing<We
       const int64_t end = least(blocks, t + span);
       this->products(count, t, end, pulled + s * blocks * width, rows);
       if (!a.over_children) {
-        in_blocks<CHUNK>(count, [&](auto n, int64_t c) INLINED {
-          this->template weigh_parents<decltype(n)::value>(s, static_cast<int>(c), rows + c);
-        });
-      } else if (this->weigh_children(s, 0, count, t, end, rows, mass)) {
+        this->weigh_parents(s, count, count, rows);
+      } else if (this->weigh_children(s, count, t, end, rows, mass)) {
         for (int64_t i = t * width; i < end * width; i++) sums[i] *= this->factors[i / width];
       }
       this->add_poses(count, t, end, rows, sums);
@@ -246,12 +244,9 @@ class WeightedSumSharedBackward
       this->products(count, t, end, query_pulled + of_sample, slopes);
       this->products(count, t, end, grad_pulled + of_sample, gains);
       if (a.over_children) {
-        this->of_logits_of_children(s, 0, count, t, end, slopes, shares, gains, nullptr);
+        this->of_logits_of_children(s, count, t, end, slopes, shares, gains, nullptr);
       } else {
-        in_blocks<CHUNK>(count, [&](auto n, int64_t c) INLINED {
-          this->template of_logits_of_parents<decltype(n)::value>(s, static_cast<int>(c), slopes + c, shares + c,
-                                                                  gains + c, nullptr);
-        });
+        this->of_logits_of_parents(s, count, count, slopes, shares, gains, nullptr);
       }
       this->add_poses(count, t, end, slopes, sloped + of_sample);
       this->add_poses(count, t, end, shares, weighted + of_sample);
@@ -267,7 +262,7 @@ class WeightedSumSharedBackward
       });
     }
   }
-  INLINE void add_of_poses(int count, int64_t from, int64_t to, int64_t of_sample) {
+  SEPARATE void add_of_poses(int count, int64_t from, int64_t to, int64_t of_sample) {
     in_blocks<2>(count, [&](auto m, int64_t c) INLINED {
       constexpr int C = decltype(m)::value;
       in_blocks<4>(pose_size, [&](auto n, int64_t k) INLINED {
@@ -300,7 +295,7 @@ class WeightedSumSharedBackward
       }
     }
   }
-  INLINE void add_of_weight(int64_t t, int64_t count, V* out) {
+  SEPARATE void add_of_weight(int64_t t, int64_t count, V* out) {
     in_blocks<4>(a.h, [&](auto n, int64_t h) INLINED {
       constexpr int N = decltype(n)::value;
       in_blocks<2>(a.d, [&](auto m, int64_t e) INLINED {

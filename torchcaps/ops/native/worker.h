@@ -226,12 +226,13 @@ class Worker {
   void merge(V* into, const V* from) {
     for (int64_t i = 0; i < static_cast<Self&>(*this).total_size; i++) into[i] += from[i];
   }
-  // Allocates a row of numbers of the parents, and CHUNK of them.
-  V* get_row() { return arena.get<V>(at.room); }
+  // Allocates a row of numbers of the parents, and one for each child of the chunk and sample of the group.
+  V* get_row() { return arena.get<V>(blocks); }
   void get_rows(V** rows) {
-    for (int c = 0; c < CHUNK; c++) rows[c] = get_row();
+    V* all = arena.get<V>(most_of_group * CHUNK * blocks);
+    for (int i = 0; i < most_of_group * CHUNK; i++) rows[i] = all + i * blocks;
   }
-  // Returns numbers of the parents as vectors of the tiles, valid until another row is put into the same place.
+  // Returns numbers of the parents as vectors of the tiles, valid until others are put into the same place.
   INLINE const V* to_tiles(const V* numbers, int place) const { return at.to_tiles(numbers, tiled[place]); }
 
   INLINE const T* pose(int64_t s, int c) const { return poses + (sample_places[s] + child_places[c]) * pose_size; }
@@ -242,13 +243,13 @@ class Worker {
   INLINE V* vote(int m, int c) const { return votes + (m * CHUNK + c) * size; }
 
   // Computes the votes of child c for `count` samples from s on.
-  INLINE void make_votes(int64_t s, int count, int c) {
+  SEPARATE void make_votes(int64_t s, int count, int c) {
     const int64_t lines = find_lines(s, count, c);
     for (int64_t i = 0; bias && i < lines; i++) lines_of_bias[i] = bias.row(c) + i % a.rows * at.row;
     product.votes(lines, lines_of_poses, weight.numbers(c), bias ? lines_of_bias : nullptr, lines_of_votes);
   }
   // Adds to the gradients of poses, weight and bias, given the gradients of the votes of child c in place of the votes.
-  INLINE void add_child_gradients(int64_t s, int count, int c) {
+  SEPARATE void add_child_gradients(int64_t s, int count, int c) {
     const int64_t lines = find_lines(s, count, c);
     if (grad_poses) {
       product.of_poses(lines, lines_of_votes, weight.numbers(c), found);
@@ -277,32 +278,46 @@ class Worker {
   // The sums of child c are out[k][c].
   template <int C, int K, class Term>
   INLINE void sum_features(V* const* const (&out)[K], Term term) const {
+    V* sum_of[K * C];
+    for (int i = 0; i < K * C; i++) sum_of[i] = at.P == 1 ? out[i / C][i % C] : tiled[i];
     for (int64_t t = 0; t < at.tiles; t++) {
       V sums[K * C] = {};
       for (int64_t r = 0; r < a.rows; r++)
         for (int64_t f = r * at.row + t * at.columns, end = f + at.columns; f < end; f++) term(sums, f);
 #pragma GCC unroll 16
-      for (int i = 0; i < K * C; i++) out[i / C][i % C][t] = sums[i];
+      for (int i = 0; i < K * C; i++) sum_of[i][t] = sums[i];
     }
-    for (int i = 0; i < K * C; i++) at.sum_tiles(out[i / C][i % C]);
+    for (int i = 0; at.P > 1 && i < K * C; i++) at.sum_tiles(tiled[i], out[i / C][i % C]);
   }
-  // Calls f(t, feature) for all features, tile after tile in each row.
+  // Calls f(t, first, end) for the features of each tile, row by row.
+  template <class F>
+  INLINE void for_tiles(F f) const {
+    for (int64_t r = 0, i = 0; r < a.rows; r++)
+      for (int64_t t = 0; t < at.tiles; t++, i += at.columns) f(t, i, i + at.columns);
+  }
+  // Calls f(t, feature) for all features.
   template <class F>
   INLINE void for_features(F f) const {
-    for (int64_t r = 0, i = 0; r < a.rows; r++)
-      for (int64_t t = 0; t < at.tiles; t++)
-        for (const int64_t end = i + at.columns; i < end; i++) f(t, i);
+    for_tiles([&](int64_t t, int64_t i, int64_t end) INLINED {
+      for (; i < end; i++) f(t, i);
+    });
   }
-  // Calls f(Known<C>, c) for the chunk's children: all of a full chunk at once, others one by one.
+  // Calls f(Known<C>, m, c) for `count` samples of the group and the chunk's children: all of a full chunk at once,
+  // others one by one.
   template <class F>
-  INLINE void for_chunk(F f) const {
-    if (chunk == CHUNK) return f(Known<CHUNK>(), 0);
-    for (int c = 0; c < chunk; c++) f(Known<1>(), c);
+  INLINE void for_samples(int count, F f) const {
+    for (int m = 0; m < count; m++) {
+      if (chunk == CHUNK) f(Known<CHUNK>(), m, 0);
+      for (int c = 0; chunk < CHUNK && c < chunk; c++) f(Known<1>(), m, c);
+    }
   }
 
-  // Replaces logits by coefficients, the softmax over the parents, for N children at a time.
+  // Replaces logits by coefficients, the softmax over the parents, in n rows.
+  INLINE void softmax(int64_t n, V* const* logits, bool leaky) const {
+    in_blocks<8>(n, [&](auto m, int64_t i) INLINED { softmax<decltype(m)::value>(logits + i, leaky); });
+  }
   template <int N>
-  INLINE void softmax(V* const* logits, bool leaky) const {
+  SEPARATE void softmax(V* const* logits, bool leaky) const {
     V folded[N];
     T largest[N], sums[N];
     for (int i = 0; i < N; i++) {
@@ -345,7 +360,7 @@ class Worker {
   V** lines_of_votes;
   const V** lines_of_bias;
   T* found;
-  V* tiled[CHUNK];  // room for numbers as vectors of the tiles
+  V* tiled[3 * CHUNK];  // room for numbers as vectors of the tiles
   V *of_run = nullptr, *totals = nullptr, *votes = nullptr;
   int64_t block = 0, first_sample = 0, sample_places[MOST_SAMPLES];
   int chunk = 1;
