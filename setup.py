@@ -8,10 +8,10 @@ builds none: the Makefile does that while pip downloads.
 """
 
 import os
-import platform
 import re
 import shutil
 import subprocess
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,8 +30,9 @@ FLAGS += ["-ffp-contract=fast", "-Wno-psabi"]
 
 
 def instruction_sets() -> dict[str, tuple[int, list[str]]]:
-    """Return bytes of a vector and options of the compiler for each instruction set."""
-    if platform.machine() in ("x86_64", "AMD64"):
+    """Return bytes of a vector and options of the compiler for each instruction set of the platform that is built for,
+    which need not be this machine's."""
+    if sysconfig.get_platform().endswith(("x86_64", "amd64")):
         return {
             "avx512": (64, ["-march=x86-64-v4"]),  # takes as long as the others together
             "avx2": (32, ["-march=x86-64-v3"]),
