@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNELS := $(wildcard torchcaps/ops/native/*.h torchcaps/ops/native/*.cpp)
 
-.PHONY: demo test test-notebooks test-slow test-newest test-oldest test-sanitized docs results clean
+.PHONY: demo test test-notebooks test-slow test-newest test-oldest test-sanitized arm docs results clean
 
 demo: .venv/.train
 	$(BIN)/python examples/demo.py
@@ -42,6 +42,19 @@ test-sanitized: .venv/.done
 		$(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	$(WITH_SANITIZERS)/python -P -c 'import sys, torchcaps.ops as ops; sys.exit(ops.backends()["native"])'
 	$(WITH_SANITIZERS)/pytest -n 2 --dist worksteal tests/ops tests/routing -k "not Triton and not kernels"
+
+# The kernels as in wheels for ARM, in an emulator, against those of this machine. It needs two packages of Debian or
+# Ubuntu: g++-aarch64-linux-gnu and qemu-user. If the kernels do not compile, setup.py says so and goes on, and the
+# second compiler finds no library.
+ARM := build/arm
+ARM_LIBRARY := $(ARM)/torchcaps/ops/native/kernels.so
+arm: .venv/.done
+	rm -f $(ARM_LIBRARY)
+	CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ _PYTHON_HOST_PLATFORM=linux-aarch64 \
+		$(BIN)/python setup.py -q build_ext --build-temp $(ARM) --build-lib $(ARM)
+	aarch64-linux-gnu-g++ -std=c++17 -O1 -Wall -o $(ARM)/replay tests/helpers/replay.cpp $(ARM_LIBRARY)
+	$(BIN)/python tests/helpers/replay.py \
+		qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=$(dir $(ARM_LIBRARY)) $(ARM)/replay
 
 # The site, in build/docs. A warning is an error, such as a link within the site that leads nowhere.
 docs: .venv/.done
