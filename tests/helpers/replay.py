@@ -1,8 +1,8 @@
 """Runs the C++ kernels here, then the same calls in another process, and compares: `python replay.py COMMAND...`.
 
 The command is `replay.cpp` with kernels of another processor, in an emulator, where there is neither Python nor
-PyTorch. It gets a file for each call, which it overwrites: a header, the place and size of each tensor, the struct, and
-the tensors. `make arm` runs it.
+PyTorch. It gets a file for each call, in which it overwrites the tensors: a header, where in the struct the address of
+each tensor is and its size, the struct, and the tensors. `make arm` runs it.
 """
 
 import ctypes
@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 from algorithms import ALGORITHMS, make
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, squash
 from torchcaps.ops import Dot, LinearVotes, UnitDot, native
@@ -31,8 +32,9 @@ from torchcaps.ops.pool import pool_by_agreement
 # Bytes of a kernel's numbers, their name, and the largest difference in a tensor, divided by its largest number. One
 # rounding to bfloat16 may go the other way.
 NUMBERS = {2: ("bfloat16", 2**-8), 4: ("float32", 1e-5), 8: ("float64", 1e-12)}
-NAMES = {number + back: name + " backward" * back for name, number in native.OPERATIONS.items() for back in (0, 1)}
 POOL = -1
+KERNELS = {number + back: name + " backward" * back for name, number in native.OPERATIONS.items() for back in (0, 1)}
+KERNELS[POOL] = "routing pool"
 SHAPES = [((4, 4), (4, 4)), (8, 16), ((2, 3), (2, 5)), (2, 2), (1, 1)]
 
 
@@ -40,49 +42,64 @@ class Call(NamedTuple):
     """A recorded call.
 
     Fields:
-        kernel: name of the kernel, and the type of its numbers.
-        tolerance: largest difference that rounding explains.
+        operation: key of KERNELS.
+        size: bytes of a number, a key of NUMBERS.
         path: file of the call.
+        words: the struct as numbers of 64 bits, without its last.
         start: where in the file the tensors begin.
-        numbers: sizes and options.
-        left: memory of each tensor after the call, None where there is no tensor.
+        left: memory of each tensor after the call.
     """
 
-    kernel: str
-    tolerance: float
+    operation: int
+    size: int
     path: Path
+    words: tuple[int, ...]
     start: int
-    numbers: tuple[int, ...]
-    left: list[Tensor | None]
+    left: list[Tensor]
 
 
 class Recorder:
-    """Writes each call of the library into a file of its own, and runs it."""
+    """The library, which also writes each call into a file of its own."""
 
     def __init__(self, folder: Path):
         self.folder, self.calls = folder, list[Call]()
-        self.call = native._call
+        self.library = native.load()
 
-    def __call__(
-        self, run: partial, kind: type[Any], numbers: tuple[int, ...], real: float, tensors: tuple[Tensor | None, ...]
-    ) -> None:
-        *operation, size = run.args
-        memory = [None if x is None else memory_of(x.detach()) for x in tensors]
-        given = [(kind.tensors.offset + 8 * i, x) for i, x in enumerate(memory) if x is not None and len(x)]
-        problem = bytes(kind(numbers, real))
+    def torchcaps_run(self, operation: int, size: int, problem: Any) -> int:
+        return self.record(partial(self.library.torchcaps_run, operation), operation, size, problem)
+
+    def torchcaps_routing_pool(self, size: int, problem: Any) -> int:
+        return self.record(self.library.torchcaps_routing_pool, POOL, size, problem)
+
+    def record(self, run: Callable[[int, Any], int], operation: int, size: int, problem: Any) -> int:
+        content, live = bytes(problem._obj), live_memory()
+        words = struct.unpack(f"{len(content) // 8}q", content)[:-1]
+        # No size or option is as large as an address.
+        given = [(8 * i, live[word]) for i, word in enumerate(words) if word in live]
         parts = [
-            struct.pack("4q", *(operation or [POOL]), size, len(problem), len(given)),
+            struct.pack("4q", operation, size, len(content), len(given)),
             *(struct.pack("2q", position, x.nbytes) for position, x in given),
-            problem,
+            content,
         ]
         path = self.folder / f"{len(self.calls):05}"
         path.write_bytes(b"".join([*parts, *(ctypes.string_at(x.data_ptr(), x.nbytes) for _, x in given)]))
-        self.call(run, kind, numbers, real, tensors)
-        backward = " backward" * (not operation and tensors[2] is not None)
-        name = NAMES[operation[0]] if operation else f"routing pool{backward}"
-        left = [None if x is None else x.clone() for x in memory]
-        dtype, tolerance = NUMBERS[size]
-        self.calls.append(Call(f"{name}, {dtype}", tolerance, path, sum(map(len, parts)), numbers, left))
+        status = run(size, problem)
+        left = [x.clone() for _, x in given]
+        self.calls.append(Call(operation, size, path, words, sum(map(len, parts)), left))
+        return status
+
+
+def live_memory() -> dict[int, Tensor]:
+    """Return the memory of the tensors of the function that calls the library, by its address."""
+    frame, live = sys._getframe(), dict[int, Tensor]()
+    while frame.f_code.co_name not in ("reduce", "routing_pool"):
+        frame = frame.f_back
+    for x in tree_leaves(frame.f_locals):
+        if isinstance(x, Tensor) and x.numel():
+            memory = memory_of(x.detach())
+            if x.data_ptr() not in live or len(memory) > len(live[x.data_ptr()]):
+                live[x.data_ptr()] = memory
+    return live
 
 
 def memory_of(x: Tensor) -> Tensor:
@@ -135,7 +152,7 @@ def run_pool(sizes: tuple[int, ...], layout: str, iterations: int, masked: bool,
     present = (torch.rand(sizes[0] * sizes[1], sizes[3]) < 0.6) if masked else None
     if present is not None:
         present[:, -1] = True
-    sharpness = torch.tensor(2.0, dtype=torch.promote_types(dtype, torch.float32), requires_grad=True)
+    sharpness = torch.tensor((1 + iterations) / 2, dtype=torch.promote_types(dtype, torch.float32), requires_grad=True)
     backward(pool_by_agreement(poses.requires_grad_(), iterations, sharpness, present, "native"))
 
 
@@ -162,7 +179,7 @@ def record(folder: Path) -> list[Call]:
     """Run all cases with one, two or three threads, and return their calls."""
     torch.manual_seed(0)
     recorder = Recorder(folder)
-    with mock.patch.object(native, "_call", recorder), warnings.catch_warnings():
+    with mock.patch.object(native, "load", return_value=recorder), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers with which no training should begin
         for threads, case in enumerate(cases()):
             with mock.patch.object(torch, "get_num_threads", lambda threads=threads: 1 + threads % 3):
@@ -171,30 +188,28 @@ def record(folder: Path) -> list[Call]:
 
 
 def check_that_all_is_there(calls: list[Call]) -> None:
-    """Check that every kernel is called, each size and option has several values, and no tensor is always missing."""
-    floats = ("float32", "float64")
-    wanted = {f"{name}, {dtype}" for name in NAMES.values() for dtype in floats}
-    wanted |= {f"routing pool{back}, {dtype}" for back in ("", " backward") for dtype in (*floats, "bfloat16")}
-    assert {call.kernel for call in calls} == wanted, wanted
+    """Check that every kernel is called, and that no size or option has always the same value, or an address is always
+    null."""
+    wanted = {(operation, size) for operation in KERNELS for size in NUMBERS if size > 2 or operation == POOL}
+    missing = wanted - {(call.operation, call.size) for call in calls}
+    assert not missing, missing
     for pool in (False, True):
-        own = [call for call in calls if call.kernel.startswith("routing pool") == pool]
-        assert all(len(set(values)) > 1 for values in zip(*(call.numbers for call in own), strict=True))
-        assert all(any(x is not None for x in tensors) for tensors in zip(*(call.left for call in own), strict=True))
+        words = zip(*(call.words for call in calls if (call.operation == POOL) == pool), strict=True)
+        same = [i for i, values in enumerate(words) if len(set(values)) == 1]
+        assert not same, (pool, same)
 
 
 def differences(call: Call) -> Iterator[float]:
     """Return the largest difference in each tensor, divided by its largest number and by what is allowed."""
     content, start = bytearray(call.path.read_bytes()), call.start
     for expected in call.left:
-        if expected is None or not len(expected):
-            continue
         found = torch.frombuffer(content, dtype=expected.dtype, count=len(expected), offset=start)
         start += expected.nbytes
         if torch.equal(found.view(torch.uint8), expected.view(torch.uint8)):  # NaN is what nobody has written
             continue
         scale = expected.double().abs().max().clamp(min=1)  # a small number may be a sum of large ones
         difference = (found.double() - expected.double()).abs().max() / scale
-        yield difference.nan_to_num(torch.inf).item() / call.tolerance
+        yield difference.nan_to_num(torch.inf).item() / NUMBERS[call.size][1]
 
 
 def main(command: list[str]) -> None:
@@ -204,7 +219,8 @@ def main(command: list[str]) -> None:
         subprocess.run([*command, *(call.path for call in calls)], check=True)
         largest: dict[str, list[float]] = defaultdict(list)
         for call in calls:
-            largest[call.kernel].append(max(differences(call), default=0.0))
+            kernel = f"{KERNELS[call.operation]}, {NUMBERS[call.size][0]}"
+            largest[kernel].append(max(differences(call), default=0.0))
     for kernel, values in sorted(largest.items()):
         print(f"{kernel:34} {len(values):5} calls, largest difference {max(values):.2g} of what is allowed")
     wrong = [kernel for kernel, values in largest.items() if max(values) > 1]
