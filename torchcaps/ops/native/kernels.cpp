@@ -70,7 +70,7 @@ template <class Own, class T, int L>
 void call(const Problem& a, Watch& watch) {
   using V = Vec<T, L>;
   const Places places(a);
-  const Layout<T, L> layout(a.parents, a.rows, a.h, Own::ALONG_PARENTS);
+  const Layout<T, L> layout(a, places.samples(), Own::ALONG_PARENTS);
   const int64_t features = a.rows * a.h, kernel = a.down * a.across;
   const int64_t weights = a.groups * kernel * a.parents * a.d * a.h;
   // Each thread has at least some microseconds of work.

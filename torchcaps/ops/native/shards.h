@@ -63,9 +63,29 @@ class Arena {
   int count_ = 0;
 };
 
+// Positions of poses in memory, in units of one pose.
+struct Places {
+  explicit Places(const Problem& a)
+      : a(a), grid_down((a.height - a.dilation_down * (a.down - 1) - 1) / a.stride_down + 1),
+        grid_across((a.width - a.dilation_across * (a.across - 1) - 1) / a.stride_across + 1),
+        windows(grid_down * grid_across) {}
+  int64_t of_sample(int64_t sample) const {
+    const int64_t image = sample / windows, y = sample % windows / grid_across, x = sample % grid_across;
+    return (image * a.types * a.height + y * a.stride_down) * a.width + x * a.stride_across;
+  }
+  int64_t of_child(int64_t type, int64_t place) const {
+    const int64_t y = place / a.across, x = place % a.across;
+    return (type * a.height + y * a.dilation_down) * a.width + x * a.dilation_across;
+  }
+  int64_t samples() const { return a.images * windows; }
+  const Problem& a;
+  int64_t grid_down, grid_across, windows;
+};
+
 // Where the numbers of the parents stand. A vector holds P neighboring columns of G = L / P parents, its tile: with
-// P = 1 the lanes lie along the parents, with P = L along the columns. Of the possible P the one is taken that leaves
-// the fewest lanes empty; these are 0.
+// P = 1 the lanes lie along the parents, with P = L along the columns. Empty lanes are 0. Of the possible P the one is
+// taken that promises the least time, counted in cycles as measured with AVX2: few vectors, that is few empty lanes, but
+// P = 1 needs no sums over lanes, and P = L may need no packing.
 //
 // (parents, rows, h) become vectors (rows, tiles, columns), and weights (parents, d, h) become (tiles, d, columns): the
 // order in memory if P = L and h is a multiple of it.
@@ -75,11 +95,18 @@ class Arena {
 template <class T, int L>
 struct Layout {
   using V = Vec<T, L>;
-  Layout(int64_t parents, int64_t rows, int64_t h, bool along_parents) : parents(parents), rows(rows), h(h) {
-    for (int p = along_parents ? 1 : L; p >= 1; p /= 2)
-      if (P == 0 || parts(parents, L / p) * parts(h, p) < tiles * columns)
-        P = p, tiles = parts(parents, L / p), columns = parts(h, p);
+  Layout(const Problem& a, int64_t samples, bool along_parents) : parents(a.parents), rows(a.rows), h(a.h) {
+    double least_time = INFINITY;
+    for (int p = along_parents ? 1 : L; p >= 1; p /= 2) {
+      const int64_t tiles = parts(parents, L / p), vectors = tiles * parts(h, p);
+      const bool packed = p < L || h % L != 0;
+      const double packing = packed ? 1.5 * a.d / static_cast<double>(least(samples, MOST_SAMPLES)) : 0;
+      const double time = vectors * (rows * (0.5 * a.d + 2) + packing) + (p > 1 ? 4 * tiles : 0);
+      if (time < least_time) least_time = time, P = p;
+    }
     G = L / P;
+    tiles = parts(parents, G);
+    columns = parts(h, P);
     blocks = parts(tiles, P);
     room = blocks * P;
     row = tiles * columns;
@@ -135,7 +162,7 @@ struct Layout {
     for (int64_t j = 0; j < parents; j++) x[j] = reinterpret_cast<const T*>(in)[slot(j)];
   }
 
-  int64_t parents, rows, h, P = 0, G, tiles = 0, columns = 0;
+  int64_t parents, rows, h, P = 1, G, tiles, columns;
   int64_t blocks, room;  // vectors of a number of each parent, and for sum_tiles
   int64_t row, size;     // vectors of one row of all parents, and of all rows
 
@@ -317,25 +344,6 @@ class Rows {
   bool in_place_;
   int64_t row_[CHILDREN];
   T *packed_[CHILDREN], *sums_[CHILDREN];
-};
-
-// Positions of poses in memory, in units of one pose.
-struct Places {
-  explicit Places(const Problem& a)
-      : a(a), grid_down((a.height - a.dilation_down * (a.down - 1) - 1) / a.stride_down + 1),
-        grid_across((a.width - a.dilation_across * (a.across - 1) - 1) / a.stride_across + 1),
-        windows(grid_down * grid_across) {}
-  int64_t of_sample(int64_t sample) const {
-    const int64_t image = sample / windows, y = sample % windows / grid_across, x = sample % grid_across;
-    return (image * a.types * a.height + y * a.stride_down) * a.width + x * a.stride_across;
-  }
-  int64_t of_child(int64_t type, int64_t place) const {
-    const int64_t y = place / a.across, x = place % a.across;
-    return (type * a.height + y * a.dilation_down) * a.width + x * a.dilation_across;
-  }
-  int64_t samples() const { return a.images * windows; }
-  const Problem& a;
-  int64_t grid_down, grid_across, windows;
 };
 
 // Gradients that shards add to: the tensor itself, or a copy for each other shard if they add to the same numbers.

@@ -36,8 +36,8 @@ class Weighing : public Worker<Self, T, L> {
   // Replaces n rows of logits by weights; softmax over the parents. `per` rows belong to sample s, the next ones to the
   // next sample.
   SEPARATE void weigh_parents(int64_t s, int per, int n, V* const* own) const {
-    for (int i = 0; i < n; i++) {
-      const V* base = this->logit_base(i % per);
+    for (int i = 0, c = 0; i < n; i++, c = c + 1 < per ? c + 1 : 0) {
+      const V* base = this->logit_base(c);
       for (int64_t b = 0; b < blocks; b++) own[i][b] += base[b];
     }
     this->softmax(n, own, a.leaky);
@@ -238,8 +238,8 @@ class WeighingBackward : public Worker<Self, T, L> {
   // vectors, `of_votes` holds their squared lengths, and afterwards the factor of the vote in its own gradient.
   SEPARATE void of_logits_of_parents(int64_t s, int per, int n, V* const* logits, V* const* weights, V* const* benefits,
                                    V* const* of_votes) {
-    for (int i = 0; i < n; i++) {
-      const V* base = this->logit_base(i % per);
+    for (int i = 0, c = 0; i < n; i++, c = c + 1 < per ? c + 1 : 0) {
+      const V* base = this->logit_base(c);
       for (int64_t b = 0; b < blocks; b++) {
         if (a.unit) weights[i][b] = of_units(logits[i][b], of_votes[i][b]);  // kept here until the softmax is done
         logits[i][b] += base[b];

@@ -42,6 +42,7 @@ struct Product {
           V w[C];
 #pragma GCC unroll 8
           for (int j = 0; j < C; j++) w[j] = read<T, L>(column[j] + from);
+          if (lines < LINES) fetch_ahead<C>(column, from);
 #pragma GCC unroll 16
           for (int j = 0; j < N * C; j++) x[j] += p[j / C][e] * w[j % C];
         }
@@ -93,6 +94,7 @@ struct Product {
           V sums[C];
 #pragma GCC unroll 8
           for (int j = 0; j < C; j++) sums[j] = read<T, L>(column[j] + from);
+          if (lines < LINES) fetch_ahead<C>(column, from);
 #pragma GCC unroll 16
           for (int j = 0; j < N * C; j++) sums[j % C] += p[j / C][e] * x[j];
 #pragma GCC unroll 8
@@ -100,6 +102,14 @@ struct Product {
         }
       });
     });
+  }
+
+  // Few lines wait for memory, and the columns of a block are too many streams for the hardware prefetcher: fetches what
+  // the next child needs, whose weights follow.
+  template <int C, class P>
+  INLINE void fetch_ahead(P const* column, int64_t from) const {
+    for (int j = 0; j < C; j += j + 1 < C && column[j + 1] == column[j] + L ? 2 : 1)
+      __builtin_prefetch(column[j] + from + d * at.row * L);
   }
 
   const Layout<T, L>& at;
@@ -130,7 +140,7 @@ class Worker {
   static constexpr bool VOTES = true;           // whether votes are made
 
   Worker(const Problem& a, const Shard& shard, SharedGradients& shared)
-      : a(a), at(a.parents, a.rows, a.h, Self::ALONG_PARENTS), product(arena, at, a.d), places(a), shard(shard),
+      : a(a), places(a), at(a, places.samples(), Self::ALONG_PARENTS), product(arena, at, a.d), shard(shard),
         size(at.size), blocks(at.blocks), pose_size(a.rows * a.d), kernel(a.down * a.across),
         poses(static_cast<const T*>(a.poses)), gates(static_cast<const T*>(a.gates)),
         grad_poses(static_cast<T*>(a.into_poses)), grad_gates(static_cast<T*>(a.into_gates)),
@@ -196,6 +206,7 @@ class Worker {
         if (watch.stopped()) return false;
         chunk = static_cast<int>(least(CHUNK, run_end - i));
         for (int c = 0; c < chunk; c++) load(c, i + c);
+        for (int c = 0; c < chunk; c++) next_places[c] = place_of(least(i + chunk + c, end - 1));
         for (int64_t s = 0; s < count; s += most_of_group)
           self.group(s, static_cast<int>(least(most_of_group, count - s)));
       }
@@ -205,10 +216,11 @@ class Worker {
     return true;
   }
 
+  int64_t place_of(int64_t child) const { return places.of_child(child / kernel, child % kernel); }
   void load(int c, int64_t child) {
     const int64_t type = child / kernel, place = child % kernel;
     index[c] = child;
-    child_places[c] = places.of_child(type, place);
+    child_places[c] = place_of(child);
     weight.load(c, type, place);
     bias.load(c, type, place);
     offset.load(c, type, place);
@@ -236,6 +248,11 @@ class Worker {
   INLINE const V* to_tiles(const V* numbers, int place) const { return at.to_tiles(numbers, tiled[place]); }
 
   INLINE const T* pose(int64_t s, int c) const { return poses + (sample_places[s] + child_places[c]) * pose_size; }
+  // Fetches the poses, or gradients of poses, that the next chunk needs: those of a sample are far from the last one's.
+  INLINE void prefetch(const T* x, int64_t s, int c) const {
+    x += (sample_places[s] + next_places[c]) * pose_size;
+    for (int64_t n = 0; n < pose_size; n += 64 / sizeof(T)) __builtin_prefetch(x + n);
+  }
   INLINE int64_t gate_index(int64_t s, int c) const { return (first_sample + s) * a.types * kernel + index[c]; }
   INLINE T gate(int64_t s, int c) const { return gates ? gates[gate_index(s, c)] : T(1); }
   INLINE const V* logit_base(int c) const { return offset ? offset.row(c) : tail; }
@@ -245,6 +262,7 @@ class Worker {
   // Computes the votes of child c for `count` samples from s on.
   SEPARATE void make_votes(int64_t s, int count, int c) {
     const int64_t lines = find_lines(s, count, c);
+    for (int m = 0; m < count; m++) prefetch(poses, s + m, c);
     for (int64_t i = 0; bias && i < lines; i++) lines_of_bias[i] = bias.row(c) + i % a.rows * at.row;
     product.votes(lines, lines_of_poses, weight.numbers(c), bias ? lines_of_bias : nullptr, lines_of_votes);
   }
@@ -256,6 +274,7 @@ class Worker {
       for (int m = 0; m < count; m++) {
         T* out = grad_poses + (pose(s + m, c) - poses);
         for (int64_t n = 0; n < pose_size; n++) out[n] += found[m * pose_size + n];
+        prefetch(grad_poses, s + m, c);
       }
     }
     if (T* out = weight.grad_numbers(c)) product.of_weight(lines, lines_of_poses, lines_of_votes, out);
@@ -343,10 +362,10 @@ class Worker {
   }
 
   const Problem& a;
+  const Places places;
   Arena arena;
   const Layout<T, L> at;
   const Product<T, L> product;
-  const Places places;
   const Shard shard;
   const int64_t size, blocks, pose_size, kernel;
   const T *poses, *gates;
@@ -364,7 +383,7 @@ class Worker {
   V *of_run = nullptr, *totals = nullptr, *votes = nullptr;
   int64_t block = 0, first_sample = 0, sample_places[MOST_SAMPLES];
   int chunk = 1;
-  int64_t index[CHILDREN], child_places[CHILDREN];
+  int64_t index[CHILDREN], child_places[CHILDREN], next_places[CHUNK];
 };
 
 }  // namespace
