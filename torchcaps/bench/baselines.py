@@ -75,8 +75,13 @@ def _inverted_attention(layer: Any, poses: Tensor, parents: Tensor | None) -> Te
 
 def heinsen(layer: Any, poses: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
     """BASELINE: Heinsen 2019, Algorithm 1 line by line: E-step, D-step and M-step on a tensor of all votes."""
-    routing = layer.routing
     votes = torch.einsum("bird,jdh->bijrh", poses, layer.weight[0]).flatten(3)  # children share one set of weights
+    mean, parent_scores = heinsen_loop(layer.routing, votes, scores)
+    return mean.unflatten(-1, layer.out_pose), parent_scores
+
+
+def heinsen_loop(routing: Any, votes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Iterate on votes `(b, i, j, k)`."""
     presence = scores.sigmoid().unsqueeze(-1)
     shares = torch.full_like(votes[..., 0], 1 / votes.shape[2])
     for t in range(routing.iterations):
@@ -90,19 +95,25 @@ def heinsen(layer: Any, poses: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
             log_density = -((votes - mean.unsqueeze(1)) ** 2 / (2 * variance.unsqueeze(1))).sum(-1)
             log_density = log_density - 0.5 * variance.log().sum(-1).unsqueeze(1)
             shares = (F.logsigmoid(parent_scores).unsqueeze(1) + log_density).softmax(-1)
-    return mean.unflatten(-1, layer.out_pose), parent_scores
+    return mean, parent_scores
 
 
 def capnet_dynamic(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...]:
     """BASELINE: Li et al. 2018's procedure on stored votes: accumulated logits, softmax over the children, squash."""
     votes = torch.einsum("bgyxd,gjdh->bgyxjh", poses, layer.weight).flatten(1, 3)
+    return (dynamic_loop(layer.routing, votes),)
+
+
+def dynamic_loop(routing: Any, votes: Tensor) -> Tensor:
+    """Iterate on votes `(b, i, j, k)`."""
+    over = 1 if routing.softmax == "children" else 2
     logits = torch.zeros_like(votes[..., 0])
-    for t in range(layer.routing.iterations):
-        coefficients = logits.softmax(1)
+    for t in range(routing.iterations):
+        coefficients = logits.softmax(over)
         parents = _squash((coefficients.unsqueeze(-1) * votes).sum(1))
-        if t < layer.routing.iterations - 1:
+        if t < routing.iterations - 1:
             logits = logits + (votes * parents.unsqueeze(1)).sum(-1)
-    return (parents,)
+    return parents
 
 
 def digit_capsules(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...]:
@@ -123,24 +134,30 @@ def digit_capsules(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...
 
 def em_conv(layer: Any, poses: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
     """BASELINE: Hinton et al. 2018, Procedure 1 on a tensor of all votes of all windows."""
-    routing, windows = layer.routing, _windows(layer, poses)
+    windows = _windows(layer, poses)
     votes = torch.einsum("bnyxrdkl,nklmdh->byxnklmrh", windows, layer.weight).flatten(7).flatten(3, 5)
-    presence = _windows(layer, scores.sigmoid()).permute(0, 2, 3, 1, 4, 5).flatten(3).unsqueeze(-1)
-    assignment = torch.full_like(votes[..., 0], 1 / votes.shape[4])
+    presence = _windows(layer, scores.sigmoid()).permute(0, 2, 3, 1, 4, 5).flatten(3)
+    mean, parent_scores = em_loop(layer.routing, votes, presence)
+    return mean.unflatten(-1, layer.out_pose).movedim(3, 1), parent_scores.movedim(3, 1)
+
+
+def em_loop(routing: Any, votes: Tensor, presence: Tensor) -> tuple[Tensor, Tensor]:
+    """Iterate on votes `(..., i, j, k)` of children that are present by `(..., i)`."""
+    assignment = torch.full_like(votes[..., 0], 1 / votes.shape[-2])
     for t in range(routing.iterations):
-        assigned = presence * assignment
-        total = assigned.sum(3).unsqueeze(-1)
-        mean = (assigned.unsqueeze(-1) * votes).sum(3) / total
-        variance = (assigned.unsqueeze(-1) * (votes - mean.unsqueeze(3)) ** 2).sum(3) / total
+        assigned = presence.unsqueeze(-1) * assignment
+        total = assigned.sum(-2).unsqueeze(-1)
+        mean = (assigned.unsqueeze(-1) * votes).sum(-3) / total
+        variance = (assigned.unsqueeze(-1) * (votes - mean.unsqueeze(-3)) ** 2).sum(-3) / total
         variance = variance.clamp_min(routing.eps)
         cost = ((routing.beta_u.unsqueeze(-1) + 0.5 * variance.log()) * total).sum(-1)
         inverse_temperature = routing.inverse_temperature * (1 - routing.decay ** (t + 1))
         parent_scores = inverse_temperature * (routing.beta_a - cost)
         if t < routing.iterations - 1:
-            log_density = -((votes - mean.unsqueeze(3)) ** 2 / (2 * variance.unsqueeze(3))).sum(-1)
-            log_density = log_density - 0.5 * (2 * math.pi * variance).log().sum(-1).unsqueeze(3)
-            assignment = (F.logsigmoid(parent_scores).unsqueeze(3) + log_density).softmax(-1)
-    return mean.unflatten(-1, layer.out_pose).movedim(3, 1), parent_scores.movedim(3, 1)
+            log_density = -((votes - mean.unsqueeze(-3)) ** 2 / (2 * variance.unsqueeze(-3))).sum(-1)
+            log_density = log_density - 0.5 * (2 * math.pi * variance).log().sum(-1).unsqueeze(-2)
+            assignment = (F.logsigmoid(parent_scores).unsqueeze(-2) + log_density).softmax(-1)
+    return mean, parent_scores
 
 
 def _squash(s: Tensor) -> Tensor:

@@ -25,34 +25,44 @@ class Rates(NamedTuple):
     copy: float
 
 
-def measure_rates(device: str, dtype: torch.dtype) -> Rates:
+def measure_rates(device: str, dtype: torch.dtype, clock: Callable[[], float] = time.perf_counter) -> Rates:
     """Measure a large matrix product, the faster of float32 and `dtype`, and a large copy; the best of six each."""
     n, size = (8192, 2**30) if device == "cuda" else (1536, 2**28)
     matrices = [torch.randn(n, n, device=device).to(kind) for kind in {torch.float32, dtype}]
     products = {str(a.dtype): partial(torch.mm, a, a) for a in matrices}
     source = torch.zeros(size // 4, device=device)
-    taken = time_side_by_side({**products, "copy": partial(torch.empty_like(source).copy_, source)}, 6, device)
+    taken = time_side_by_side({**products, "copy": partial(torch.empty_like(source).copy_, source)}, 6, device, clock)
     copy = min(taken.pop("copy"))
     return Rates(2 * n**3 / min(map(min, taken.values())), 2 * size / copy)
 
 
 def time_side_by_side(
-    runs: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu"
+    runs: Mapping[str, Callable[[], object]],
+    rounds: int,
+    device: str = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Return the seconds of each run in each round. They take turns, so that disturbances affect all alike."""
+    """Return the seconds of each run in each round. They take turns, so that disturbances affect all alike.
+
+    Args:
+        runs: what to run, by name.
+        rounds: number of rounds.
+        device: "cpu" or "cuda".
+        clock: clock in seconds, on a CPU.
+    """
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            taken[name].append(_seconds(run, device))
+            taken[name].append(_seconds(run, device, clock))
     return taken
 
 
-def _seconds(run: Callable[[], object], device: str) -> float:
+def _seconds(run: Callable[[], object], device: str, clock: Callable[[], float]) -> float:
     """Time one run: by the clock, or on CUDA between two events, once the device is idle."""
     if device != "cuda":
-        begun = time.perf_counter()
+        begun = clock()
         run()
-        return time.perf_counter() - begun
+        return clock() - begun
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
