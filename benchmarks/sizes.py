@@ -15,13 +15,14 @@ samples. Cells are drawn log-uniformly by a seed; `--table` takes a fixed list i
     compiled    `plain` by torch.compile (with --compiled)
 
 A way whose values or gradients disagree with the reference in float64 gets no number. The bound is that of `torchcaps
-bench`: the larger of arithmetic / rate of a matrix product and bytes / rate of a copy, both measured beside the cell. The
-summary compares the native backend with the bound where it takes a millisecond or more, and with the other ways
+bench`: the larger of arithmetic / rate of a matrix product and bytes / rate of a copy, both measured beside the cell.
+The summary compares the native backend with the bound where it takes a millisecond or more, and with the other ways
 everywhere. `--out` gets sizes.json and the figure sizes.png.
 """
 
 import argparse
 import copy
+import itertools
 import json
 import math
 import random
@@ -382,21 +383,25 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
                     f"{pass_}, {text}: {counted(len(ratios), 'cell')}, times the bound: median "
                     f"{statistics.median(ratios):.2f}, 90th percentile {ninth:.2f}, worst {worst:.2f} ({row.name})"
                 )
-        for way in dict.fromkeys(way for row in of_pass for way in row.seconds if way != "native"):
-            ratios_of = [(row.seconds["native"] / row.seconds[way], row) for row in of_pass if way in row.seconds]
-            worst, row = max(ratios_of, key=lambda each: each[0])
-            slower = sum(ratio > 1 for ratio, _ in ratios_of)
-            often = f"{pass_}: native is slower than {way} in {slower} of {len(ratios_of)}"
-            yield f"{often}, at worst {worst:.2f}x ({row.name})"
+        for own, other in itertools.product(("native", "auto"), ("reference", "plain", "compiled")):
+            both = [row for row in of_pass if own in row.seconds and other in row.seconds]
+            if both:
+                ratios_of = [(row.seconds[own] / row.seconds[other], row) for row in both]
+                worst, row = max(ratios_of, key=lambda each: each[0])
+                slower = f"{sum(ratio > 1 for ratio, _ in ratios_of)} of {len(both)}"
+                yield f"{pass_}: {own} is slower than {other} in {slower}, at worst {worst:.2f}x ({row.name})"
 
 
 @in_style
 def figure(rows: Sequence[Row]) -> Figure:
-    """Draw times the bound over the number of votes; hollow markers are poses of children of small depth."""
+    """Draw times the bound over the number of votes. Hollow markers: poses of children of small depth."""
     drawn = Figure(figsize=(9, 4.2))
     axes = drawn.subplots(1, 2, sharey=True)
     for axis, pass_ in zip(axes, PASSES, strict=True):
         of_pass = [(row.cell, row) for row in rows if row.pass_ == pass_ and row.cell and row.bound]
+        for cell, row in of_pass:  # a line joins the ways of a cell
+            of_ways = [seconds / row.bound for seconds in row.seconds.values() if row.bound]
+            axis.plot([cell.votes] * len(of_ways), of_ways, color="0.8", linestyle="-", linewidth=0.8, zorder=0)
         for index, way in enumerate(["native", "reference", "plain", "compiled"]):
             points = [(cell, row.seconds[way] / row.bound) for cell, row in of_pass if row.bound and way in row.seconds]
             for deep in (True, False):
@@ -415,7 +420,7 @@ def figure(rows: Sequence[Row]) -> Figure:
     return drawn
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--table", action="store_true", help="a fixed list of cells instead of drawn ones")
@@ -430,7 +435,7 @@ def main() -> None:
     )
     parser.add_argument("--compiled", action="store_true", help="also the plain code by torch.compile")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for sizes.json and sizes.png")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.out:
         make_folder(options.out)
     torch.set_num_threads(options.threads)

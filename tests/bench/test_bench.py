@@ -361,6 +361,7 @@ def test_no_cuda(capfd):
         "li2018_table1.py --narrow --batch 2 --rounds 1",
         "pooling.py --iterations 1 --batch 2 --rounds 1",
         "sequences.py --lengths 10 --rounds 1",
+        "sizes.py --small --seed 7 --cells 2 --rounds 1 --compiled",
         "sequences.py --layer heinsen2022 --lengths 10 --rounds 1",
         "learning_rates.py compare/clutter --rates 0.003 0.01 --rows uniform --held-out 100 --jobs 1",
     ],
