@@ -67,6 +67,7 @@ COUNTED = 1e-3  # seconds of a native pass from which on it is compared with the
 DEEP = 8  # depth of the children's poses from which on the bound can be reached
 SMALL = (1_000, 100_000)  # votes of a small layer
 TURN = 0.03  # seconds that a way's turn takes at least
+MOST_SECONDS = 60  # of all rounds of a cell's pass: where they take longer there is a single one
 Results = dict[str, Tensor]
 Run = Callable[[], Results]
 
@@ -253,6 +254,10 @@ class Row:
         texts += [f"{way}: {note}" for way, note in self.notes.items()]
         return f"  {self.pass_:17}{', '.join(texts)}"
 
+    def json(self) -> dict[str, Any]:
+        """Return the row as JSON values."""
+        return {name.rstrip("_"): value for name, value in asdict(self).items()}
+
     @property
     def times_bound(self) -> float | None:
         """Time of the native pass relative to the bound, or None where it does not count."""
@@ -284,10 +289,11 @@ def measure(
                 row.notes[way] = note
             elif not isinstance(run, str):
                 timed[way] = run
-        once = time_side_by_side(timed, 1, clock=clock)
-        often = {way: max(1, int(TURN / seconds)) for way, (seconds,) in once.items()}
+        once = {way: seconds for way, (seconds,) in time_side_by_side(timed, 1, clock=clock).items()}
+        often = {way: max(1, int(TURN / seconds)) for way, seconds in once.items()}
         turns = {way: partial(repeat, run, often[way]) for way, run in timed.items()}
-        taken = time_side_by_side(turns, rounds, clock=clock)
+        is_long = sum(once.values()) * rounds > MOST_SECONDS
+        taken = time_side_by_side(turns, 1 if is_long else rounds, clock=clock)
         row.seconds = {way: statistics.median(times) / often[way] for way, times in taken.items()}
         print(row, flush=True)
         rows.append(row)
@@ -429,7 +435,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the drawn cells (default: %(default)s)")
     parser.add_argument("--cells", type=int, default=40, help="number of drawn cells (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=5, help="passes of each way, at least (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="to take medians of (default: %(default)s)")
     parser.add_argument(
         "--most-bytes", type=float, default=1e9, help="of a drawn cell's votes (default: %(default).0e)"
     )
@@ -456,7 +462,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for more in measured:
         rows += more
         if options.out:  # after each cell, so that a run that is stopped has left what it measured
-            text = json.dumps({**values, "rows": [asdict(row) for row in rows]}, indent=1)
+            text = json.dumps({**values, "rows": [row.json() for row in rows]}, indent=1)
             write_text_whole(options.out / "sizes.json", text + "\n")
     print(*summary(rows), sep="\n")
     if options.out and not options.head:

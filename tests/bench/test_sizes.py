@@ -82,7 +82,7 @@ def test_two_cells(tiny, tmp_path, capsys, monkeypatch):
         assert line in printed
     values = json.loads((tmp_path / "sizes.json").read_text())
     assert {"device", "native", "threads", "torch", "commit", "options"} < values.keys()
-    assert [row["pass_"] for row in values["rows"]] == 2 * ["forward", "forward+backward"]
+    assert [row["pass"] for row in values["rows"]] == 2 * ["forward", "forward+backward"]
     for row in values["rows"]:
         assert row["notes"] == {}
         assert row["seconds"].keys() == {"native", "auto", "reference", "plain"}
