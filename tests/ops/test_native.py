@@ -6,6 +6,8 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -382,6 +384,39 @@ def test_a_library_that_cannot_be_used(damage, tmp_path, monkeypatch):
     monkeypatch.setattr(native, "FOLDER", tmp_path)
     reason = why_not_anew()
     assert {"missing": "g++ is not installed", "empty": "kernels.so", "of another version": "install"}[damage] in reason
+
+
+def test_fields_in_another_order_are_refused(monkeypatch):
+    """The library describes its fields: two of one size that are swapped would be two wrong numbers."""
+    fields = list(native._Problem._fields_)
+    fields[4], fields[5] = fields[5], fields[4]
+    monkeypatch.setattr(native, "_Problem", type("Swapped", (ctypes.Structure,), {"_fields_": fields}))
+    assert "another version" in why_not_anew()
+
+
+def test_the_environment_chooses_instructions():
+    code = "from torchcaps.ops import native; print(native.instructions())"
+    environment = os.environ | {"TORCHCAPS_INSTRUCTIONS": "baseline"}
+    assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "baseline\n"
+
+
+def test_instructions_that_this_machine_lacks(monkeypatch):
+    monkeypatch.setenv("TORCHCAPS_INSTRUCTIONS", "AVX-1024")
+    expected = "TORCHCAPS_INSTRUCTIONS must be one of .*baseline on this machine, got 'AVX-1024'"
+    with pytest.raises(ValueError, match=expected):
+        why_not_anew()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_number_of_a_result_is_written(name, monkeypatch):
+    """PyTorch fills new tensors with NaN here."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        layer = small(CapsuleLinear(7, 5, 6, 6, make(name), bias=True))
+        compare(layer, Capsules(torch.randn(3, 7, 6), torch.randn(3, 7)), 3e-4)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def why_not_anew() -> str:

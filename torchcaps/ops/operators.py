@@ -55,10 +55,12 @@ class Reduction(NamedTuple):
     shapes: Callable[[tuple[int, ...], tuple[int, ...], Any, Options], list[tuple[int, ...]]]
 
     def new_results(self, children: Children, parents: Any, options: Options) -> Tensors:
-        """Return zeros in the shapes of the results."""
+        """Return tensors without values in the shapes of the results."""
         scores = (count_samples(children, options), children.parents)
         poses = (*scores, children.poses.shape[4] * children.weight.shape[5])
-        return tuple(accumulator(children.poses, *shape) for shape in self.shapes(scores, poses, parents, options))
+        dtype = torch.promote_types(children.poses.dtype, torch.float32)
+        shapes = self.shapes(scores, poses, parents, options)
+        return tuple(children.poses.new_empty(shape, dtype=dtype) for shape in shapes)
 
 
 # Sum of the votes, `sum_i gate_i V_ij`, `(samples, parents, features)`.

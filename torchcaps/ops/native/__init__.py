@@ -7,7 +7,8 @@ agreement; the loop over children and samples is in worker.h, what a reduction d
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +22,67 @@ FOLDER = Path(__file__).parent
 OPERATIONS = {"vote_sum": 0, "weighted_sum": 2, "moments": 4}  # the next number is that of the backward pass
 
 _Interrupted = ctypes.CFUNCTYPE(ctypes.c_int)
+_Number, _Tensor = ctypes.c_int64, ctypes.c_void_p
 
 
-def _struct(name: str, numbers: int, tensors: int) -> type[ctypes.Structure]:
-    """Return a struct of problem.h: so many sizes and options, a real number, and so many addresses."""
-    fields = (
-        ("numbers", ctypes.c_int64 * numbers),
-        ("real", ctypes.c_double),
-        ("tensors", ctypes.c_void_p * tensors),
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class _Problem(ctypes.Structure):
+    """`Problem` of problem.h, which says what the fields are."""
+
+    _fields_ = [
+        *_fields(_Number, "images types height width rows d groups down across parents h"),
+        *_fields(_Number, "stride_down stride_across dilation_down dilation_across"),
+        *_fields(_Number, "bias_groups bias_parents offset_groups betas_groups betas_parents"),
+        *_fields(_Number, "over_children unit leaky threads"),
+        ("eps", ctypes.c_double),
+        *_fields(_Tensor, "poses weight bias gates target precision prior offset betas"),
+        *_fields(_Tensor * 4, "results grads"),
+        *_fields(_Tensor, "into_poses into_weight into_bias into_gates"),
+        *_fields(_Tensor, "grad_target grad_precision grad_prior grad_offset grad_betas"),
         ("interrupted", _Interrupted),
-    )
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
+    ]
 
 
-_Problem, _PoolProblem = _struct("Problem", 24, 26), _struct("PoolProblem", 14, 6)
+class _PoolProblem(ctypes.Structure):
+    """`PoolProblem` of problem.h."""
+
+    _fields_ = [
+        *_fields(_Number, "batch groups features children iterations threads"),
+        *_fields(_Number * 4, "strides grad_strides"),
+        ("sharpness", ctypes.c_double),
+        *_fields(_Tensor, "poses present grad total grad_poses grad_sharpness"),
+        ("interrupted", _Interrupted),
+    ]
+
+
+def _described(*structs: type[ctypes.Structure]) -> str:
+    """Return names, places and sizes of all fields, as the library describes its own."""
+    fields = [(name, getattr(struct, name)) for struct in structs for name, *_ in struct._fields_]
+    return "".join(f"{name} {field.offset} {field.size}\n" for name, field in fields)
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Load the library. Raise an OSError if it is missing or does not fit."""
+    """Load the library. Raise an OSError if it is missing or does not fit, and a ValueError if this machine lacks the
+    instruction set that the environment variable TORCHCAPS_INSTRUCTIONS names."""
     library = ctypes.CDLL(str(FOLDER / "kernels.so"))
-    library.torchcaps_problem_size.restype = ctypes.c_int64
-    if library.torchcaps_problem_size() != ctypes.sizeof(_Problem) + ctypes.sizeof(_PoolProblem):
+    fields = getattr(library, "torchcaps_fields", None)
+    if fields is not None:
+        fields.restype = ctypes.c_char_p
+    if fields is None or fields().decode() != _described(_Problem, _PoolProblem):
         raise OSError("the kernels were built from another version of torchcaps: install it again")
     parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # from the OpenMP runtime that PyTorch has loaded
     library.torchcaps_use_openmp(parallel)
-    library.torchcaps_instructions.restype = ctypes.c_char_p
+    library.torchcaps_instructions.restype = library.torchcaps_available.restype = ctypes.c_char_p
     library.torchcaps_run.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(_Problem)]
     library.torchcaps_routing_pool.argtypes = [ctypes.c_int64, ctypes.POINTER(_PoolProblem)]
+    name = os.environ.get("TORCHCAPS_INSTRUCTIONS")
+    if name and not library.torchcaps_choose(name.encode()):
+        available = library.torchcaps_available().decode()
+        raise ValueError(f"TORCHCAPS_INSTRUCTIONS must be one of {available} on this machine, got {name!r}")
     return library
 
 
@@ -83,39 +117,70 @@ def reduce(
 ) -> tuple[Tensor | None, ...]:
     """Run one of OPERATIONS, or its backward pass. Forward it writes `results`. Backward it reads them, adds to `into`,
     and returns the gradients of the parents' tensors."""
-    poses, weight, bias, _ = children
-    offset, betas = parents.offset, parents.betas
-    parent_grads = tuple(accumulator(x, *x.shape) if grads and x is not None else None for x in parents)
-    dtype = torch.promote_types(poses.dtype, torch.float32)
-    added = [None if x is None else x.contiguous() for x in into]
+    dtype = torch.promote_types(children.poses.dtype, torch.float32)
     # These references keep the tensors alive during the call: the library has only their addresses.
-    tensors = (
-        *(_plain(x, dtype) for x in (*children, *parents)),
-        *_four(_plain(x, dtype) for x in results),
-        *_four(_plain(x, dtype) for x in grads),
-        *added,
-        *parent_grads,
+    poses, weight, bias, gates = (_plain(x, dtype) for x in children)
+    target, precision, prior, offset, betas = (_plain(x, dtype) for x in parents)
+    results, grads = (tuple(_plain(x, dtype) for x in tensors) for tensors in (results, grads))
+    added = [None if x is None else x.contiguous() for x in into]
+    parent_grads = [None if x is None or not grads else x.new_empty(x.shape, dtype=dtype) for x in parents]
+    for of_rows in parent_grads[3:]:  # samples share these rows: the kernels add to them, and write the others
+        if of_rows is not None:
+            of_rows.zero_()
+    images, types, height, width, rows, d = poses.shape
+    groups, down, across, count, _, h = weight.shape
+    problem = _Problem(
+        images=images,
+        types=types,
+        height=height,
+        width=width,
+        rows=rows,
+        d=d,
+        groups=groups,
+        down=down,
+        across=across,
+        parents=count,
+        h=h,
+        stride_down=options.stride[0],
+        stride_across=options.stride[1],
+        dilation_down=options.dilation[0],
+        dilation_across=options.dilation[1],
+        bias_groups=0 if bias is None else bias.shape[0],
+        bias_parents=1 if bias is None else bias.shape[3],
+        offset_groups=0 if offset is None else offset.shape[0],
+        betas_groups=0 if betas is None else betas.shape[0],
+        betas_parents=1 if betas is None else betas.shape[3],
+        over_children=options.softmax == "children",
+        unit=options.unit,
+        leaky=options.leaky,
+        threads=torch.get_num_threads(),
+        eps=options.eps,
+        poses=poses.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=_address(bias),
+        gates=_address(gates),
+        target=_address(target),
+        precision=_address(precision),
+        prior=_address(prior),
+        offset=_address(offset),
+        betas=_address(betas),
+        results=tuple(x.data_ptr() for x in results),
+        grads=tuple(x.data_ptr() for x in grads),
     )
-    numbers = (
-        *poses.shape,
-        *weight.shape[:4],
-        weight.shape[5],
-        *options.stride,
-        *options.dilation,
-        *((0, 1) if bias is None else (bias.shape[0], bias.shape[3])),
-        0 if offset is None else offset.shape[0],
-        *((0, 1) if betas is None else (betas.shape[0], betas.shape[3])),
-        options.softmax == "children",
-        options.unit,
-        options.leaky,
-        torch.get_num_threads(),
-    )
-    run = functools.partial(load().torchcaps_run, operation, dtype.itemsize)
-    _call(run, _Problem, numbers, options.eps, tensors)
+    if grads:
+        problem.into_poses, problem.into_weight, problem.into_bias, problem.into_gates = map(_address, added)
+        (
+            problem.grad_target,
+            problem.grad_precision,
+            problem.grad_prior,
+            problem.grad_offset,
+            problem.grad_betas,
+        ) = map(_address, parent_grads)
+    _call(functools.partial(load().torchcaps_run, operation, dtype.itemsize), problem)
     for x, y in zip(into, added, strict=True):
         if x is not None and y is not None and x is not y:
             x.copy_(y)
-    return parent_grads
+    return tuple(parent_grads)
 
 
 def routing_pool(
@@ -141,31 +206,63 @@ def routing_pool(
     of_sharpness = torch.zeros((), dtype=torch.float64, device="cpu")
     grad_total = _plain(grad_total, total.dtype)
     present = None if present is None else _plain(present.expand(len(total), children), torch.bool)
-    tensors = (poses, present, grad_total, total, grad_poses, of_sharpness)
-    strides = (*poses.stride(), *(poses if grad_poses is None else grad_poses).stride())
-    numbers = (*poses.shape, iterations, torch.get_num_threads(), *strides)
-    run = functools.partial(load().torchcaps_routing_pool, poses.element_size())
-    _call(run, _PoolProblem, numbers, sharpness, tensors)
+    problem = _PoolProblem(
+        batch=batch,
+        groups=groups,
+        features=features,
+        children=children,
+        iterations=iterations,
+        threads=torch.get_num_threads(),
+        strides=poses.stride(),
+        grad_strides=(poses if grad_poses is None else grad_poses).stride(),
+        sharpness=sharpness,
+        poses=poses.data_ptr(),
+        present=_address(present),
+        grad=_address(grad_total),
+        total=total.data_ptr(),
+        grad_poses=_address(grad_poses),
+        grad_sharpness=of_sharpness.data_ptr(),
+    )
+    _call(functools.partial(load().torchcaps_routing_pool, poses.element_size()), problem)
     return total, of_sharpness
 
 
-def _call(
-    run: Callable[[Any], int],
-    struct: type[ctypes.Structure],
-    numbers: tuple[int, ...],
-    real: float,
-    tensors: tuple[Tensor | None, ...],
-) -> None:
+class _Asking:
+    """What the library calls now and then, to run the handlers of signals.
+
+    Attributes:
+        raised: exceptions of the handlers.
+        interrupted: the function, which returns 1 if there is one.
+    """
+
+    def __init__(self) -> None:
+        self.raised: list[BaseException] = []
+        self.interrupted = _Interrupted(_started(_asking(self.raised)).__next__)
+
+
+# Those that no call uses. To make one takes longer than a small kernel; a call in another thread, or in the handler of
+# a signal, needs its own.
+_idle: list[_Asking] = []
+
+
+def _call(run: Callable[[Any], int], problem: Any) -> None:
     """Call the library with a problem, which runs the handlers of signals now and then."""
-    raised: list[BaseException] = []
-    asking = _asking(raised)
-    next(asking)
-    addresses = tuple(None if x is None else x.data_ptr() for x in tensors)
-    status = run(ctypes.byref(struct(numbers, real, addresses, _Interrupted(asking.__next__))))
-    if raised:
-        raise raised[0]
+    try:
+        asking = _idle.pop()
+    except IndexError:
+        asking = _Asking()
+    problem.interrupted = asking.interrupted
+    status = run(ctypes.byref(problem))
+    if asking.raised:
+        raise asking.raised[0]
+    _idle.append(asking)
     if status != 0:
         raise MemoryError("there is not enough memory for the reductions over the votes: use smaller batches")
+
+
+def _started(generator: Iterator[int]) -> Iterator[int]:
+    next(generator)
+    return generator
 
 
 def _asking(raised: list[BaseException]) -> Iterator[int]:
@@ -185,11 +282,12 @@ def _asking(raised: list[BaseException]) -> Iterator[int]:
         yield 1
 
 
-def _plain(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if x is None else x.detach().to(dtype).contiguous()
+def _plain(x: Tensor | None, dtype: torch.dtype) -> Any:
+    """Return a tensor as the library reads it: contiguous, of this type."""
+    if x is None or (x.dtype == dtype and x.is_contiguous() and not x.is_neg()):
+        return x
+    return x.detach().to(dtype).contiguous().resolve_neg()
 
 
-def _four(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Fill up a list of tensors to four, with None."""
-    given = list(tensors)
-    return given + [None] * (4 - len(given))
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

@@ -3,6 +3,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <exception>
 #include <string>
 #include <thread>
@@ -117,7 +118,9 @@ struct Instructions {
   int (*routing_pool)(int64_t, const PoolProblem&);
 };
 
-Instructions best() {
+// Returns the sets that this machine has, the best first.
+std::vector<Instructions> available() {
+  std::vector<Instructions> sets;
 #if defined(HAS_AVX512) || defined(HAS_AVX2)
   __builtin_cpu_init();
   // Virtual machines may mask single extensions of those that the compiler was allowed to use.
@@ -127,15 +130,36 @@ Instructions best() {
 #ifdef HAS_AVX512
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return {"AVX-512", avx512::run, avx512::routing_pool};
+    sets.push_back({"AVX-512", avx512::run, avx512::routing_pool});
 #endif
 #ifdef HAS_AVX2
-  if (has_avx2) return {"AVX2", avx2::run, avx2::routing_pool};
+  if (has_avx2) sets.push_back({"AVX2", avx2::run, avx2::routing_pool});
 #endif
-  return {"baseline", baseline::run, baseline::routing_pool};
+  sets.push_back({"baseline", baseline::run, baseline::routing_pool});
+  return sets;
 }
 
-Instructions chosen = best();
+const std::vector<Instructions> sets = available();
+Instructions chosen = sets.front();
+
+// Returns a line for each field, with its name, its place and its size.
+std::string described() {
+  std::string text;
+#define DESCRIBE(name, place, size) \
+  text += #name " " + std::to_string(place) + " " + std::to_string(size) + "\n";
+#define DESCRIBE_PROBLEM(type, name) DESCRIBE(name, offsetof(Problem, name), sizeof(Problem::name))
+#define DESCRIBE_POOL_PROBLEM(type, name) DESCRIBE(name, offsetof(PoolProblem, name), sizeof(PoolProblem::name))
+  PROBLEM_FIELDS(DESCRIBE_PROBLEM)
+  POOL_PROBLEM_FIELDS(DESCRIBE_POOL_PROBLEM)
+  return text;
+}
+
+// Returns the names of the sets, with commas.
+std::string names() {
+  std::string text;
+  for (const Instructions& own : sets) text += (text.empty() ? "" : ", ") + std::string(own.name);
+  return text;
+}
 
 }  // namespace
 }  // namespace torchcaps
@@ -146,25 +170,17 @@ extern "C" {
 
 EXPORTED const char* torchcaps_instructions() { return torchcaps::chosen.name; }
 
-// Chooses another set than the best, for tests. Returns false if this machine has no set of that name.
+EXPORTED const char* torchcaps_available() {
+  static const std::string names = torchcaps::names();
+  return names.c_str();
+}
+
+// Chooses another set than the best. Returns false if this machine has no set of that name.
 EXPORTED bool torchcaps_choose(const char* name) {
-  using namespace torchcaps;
-  const Instructions all[] = {
-#ifdef HAS_AVX512
-      {"AVX-512", avx512::run, avx512::routing_pool},
-#endif
-#ifdef HAS_AVX2
-      {"AVX2", avx2::run, avx2::routing_pool},
-#endif
-      {"baseline", baseline::run, baseline::routing_pool}};
-  const Instructions most = best();
-  bool available = false;
-  for (const Instructions& own : all) {
-    available = available || own.run == most.run;  // the better ones come first
-    if (available && std::string(own.name) == name) {
-      chosen = own;
-      return true;
-    }
+  for (const torchcaps::Instructions& own : torchcaps::sets) {
+    if (std::string(own.name) != name) continue;
+    torchcaps::chosen = own;
+    return true;
   }
   return false;
 }
@@ -174,7 +190,10 @@ EXPORTED void torchcaps_use_openmp(torchcaps::OpenMP parallel) {
   torchcaps::openmp_process = getpid();
 }
 
-EXPORTED int64_t torchcaps_problem_size() { return sizeof(torchcaps::Problem) + sizeof(torchcaps::PoolProblem); }
+EXPORTED const char* torchcaps_fields() {
+  static const std::string fields = torchcaps::described();
+  return fields.c_str();
+}
 
 EXPORTED int torchcaps_run(int64_t operation, int64_t bytes, const torchcaps::Problem* problem) {
   try {

@@ -1,40 +1,53 @@
-// Arguments of the kernels: sizes, options and addresses. `_Problem` in __init__.py has the same fields in order.
+// Arguments of the kernels: sizes, options and addresses.
 #pragma once
 #include <cstdint>
 
 namespace torchcaps {
 
-struct Problem {
-  // poses (images, types, height, width, rows, d), weight (groups, down, across, parents, d, h)
-  int64_t images, types, height, width, rows, d;
-  int64_t groups, down, across, parents, h;
-  int64_t stride_down, stride_across, dilation_down, dilation_across;
-  // bias (bias_groups, down, across, bias_parents, rows, h), offset (offset_groups, down, across, parents),
-  // betas (betas_groups, down, across, betas_parents)
-  int64_t bias_groups, bias_parents, offset_groups, betas_groups, betas_parents;
-  int64_t over_children, unit, leaky, threads;
-  double eps;
-  const void *poses, *weight, *bias, *gates;                     // gates (samples, types, down, across)
-  const void *target, *precision, *prior, *offset, *betas;       // target is the query of a dot agreement
-  void *results[4];                                              // written; backward functions read them
-  const void *grads[4];
-  void *into_poses, *into_weight, *into_bias, *into_gates;       // gradients are added; null: not needed
-  void *grad_target, *grad_precision, *grad_prior, *grad_offset, *grad_betas;  // written
-  int (*interrupted)();                                          // called now and then; not 0: give up
-};
+using Numbers = int64_t[4];
+using Constants = const void* [4];
+using Tensors = void* [4];
+using Interrupted = int (*)();  // called now and then; not 0: give up
 
-// The same for the routing pool: `_PoolProblem`. A null `grad` asks for the forward pass.
-struct PoolProblem {
-  int64_t batch, groups, features, children, iterations, threads;
-  int64_t strides[4], grad_strides[4];  // of the poses, (batch, groups, features, children), and of their gradient
-  double sharpness;
-  const void* poses;
-  const uint8_t* present;      // (batch * groups, children); null: all
-  const void* grad;            // (batch * groups, features)
-  void *total, *grad_poses;    // written; null: not needed
-  double* grad_sharpness;      // added to; null: not needed
-  int (*interrupted)();
+// The fields of the structs, which `_Problem` and `_PoolProblem` in __init__.py have too. Python compares the names and
+// the places when it loads the library.
+// - poses (images, types, height, width, rows, d), weight (groups, down, across, parents, d, h)
+// - bias (bias_groups, down, across, bias_parents, rows, h), offset (offset_groups, down, across, parents),
+//   betas (betas_groups, down, across, betas_parents), gates (samples, types, down, across)
+// - target is the query of a dot agreement
+// - results are written, and backward functions read them; gradients are added to into_*, and grad_* of target,
+//   precision and prior are written, those of offset and betas added. Null: not needed
+#define PROBLEM_FIELDS(X)                                                                                    \
+  X(int64_t, images) X(int64_t, types) X(int64_t, height) X(int64_t, width) X(int64_t, rows) X(int64_t, d)   \
+  X(int64_t, groups) X(int64_t, down) X(int64_t, across) X(int64_t, parents) X(int64_t, h)                   \
+  X(int64_t, stride_down) X(int64_t, stride_across) X(int64_t, dilation_down) X(int64_t, dilation_across)    \
+  X(int64_t, bias_groups) X(int64_t, bias_parents)                                                           \
+  X(int64_t, offset_groups) X(int64_t, betas_groups) X(int64_t, betas_parents)                               \
+  X(int64_t, over_children) X(int64_t, unit) X(int64_t, leaky) X(int64_t, threads) X(double, eps)            \
+  X(const void*, poses) X(const void*, weight) X(const void*, bias) X(const void*, gates)                    \
+  X(const void*, target) X(const void*, precision) X(const void*, prior)                                     \
+  X(const void*, offset) X(const void*, betas) X(Tensors, results) X(Constants, grads)                       \
+  X(void*, into_poses) X(void*, into_weight) X(void*, into_bias) X(void*, into_gates)                        \
+  X(void*, grad_target) X(void*, grad_precision) X(void*, grad_prior) X(void*, grad_offset)                  \
+  X(void*, grad_betas) X(Interrupted, interrupted)
+
+// The same for the routing pool. Strides are those of the poses, (batch, groups, features, children), and of their
+// gradient; present is (batch * groups, children), null for all, and grad (batch * groups, features), null for the
+// forward pass. total and grad_poses are written, grad_sharpness is added to; null: not needed.
+#define POOL_PROBLEM_FIELDS(X)                                                                          \
+  X(int64_t, batch) X(int64_t, groups) X(int64_t, features) X(int64_t, children) X(int64_t, iterations) \
+  X(int64_t, threads) X(Numbers, strides) X(Numbers, grad_strides) X(double, sharpness)                 \
+  X(const void*, poses) X(const uint8_t*, present) X(const void*, grad)                                 \
+  X(void*, total) X(void*, grad_poses) X(double*, grad_sharpness) X(Interrupted, interrupted)
+
+#define FIELD(type, name) type name;
+struct Problem {
+  PROBLEM_FIELDS(FIELD)
 };
+struct PoolProblem {
+  POOL_PROBLEM_FIELDS(FIELD)
+};
+#undef FIELD
 
 enum Operation : int64_t {
   VOTE_SUM,
