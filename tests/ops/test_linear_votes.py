@@ -65,7 +65,7 @@ def problem_of(case: dict, monkeypatch: pytest.MonkeyPatch) -> Problem:
 def test_types_that_share_weights_in_windows(unfolds, agreement, way, monkeypatch):
     """Children of a group of types do not follow one another: between them are those at other places."""
     if unfolds:  # as on a GPU
-        monkeypatch.setattr(LinearVotes, "_unfolds", property(lambda votes: votes.backend == "tiled"))
+        monkeypatch.setattr(LinearVotes, "unfolds", property(lambda votes: votes.backend == "tiled"))
     p = Problem(Geometry((2, 4, 3, 3, 2, 1), (2, 2, 1, 3, 1, 2), 1, (1, 2)), "each", gates=True)
     compare(p, BACKENDS, p.agreement(agreement, "each"), way)
 

@@ -80,14 +80,14 @@ def _each_alone(dims: tuple[int, ...], count: int) -> str:
 
 def flat_poses(capsules: Capsules, pose: tuple[int, ...]) -> Tensor:
     """Return the poses of all children as matrices, `(batch, children, rows, features)`."""
-    poses = capsules.poses.flatten(1, -1 - len(pose))
-    return poses.reshape(*poses.shape[:2], *matrix_shape(pose))
+    batch, *capsule_dims = capsules.poses.shape[: -len(pose)]
+    return capsules.poses.reshape(batch, math.prod(capsule_dims), *matrix_shape(pose))
 
 
 def with_children(votes: V, capsules: Capsules, pose: tuple[int, ...]) -> V:
     """Return the votes of these children with their layout and their gates."""
     votes.layout = tuple(capsules.poses.shape[1 : -len(pose)])
-    return votes.gated(None if capsules.scores is None else gates_of(capsules.scores.flatten(1)))
+    return votes if capsules.scores is None else votes.gated(gates_of(capsules.scores.flatten(1)))
 
 
 def check_mask(mask: Tensor) -> None:

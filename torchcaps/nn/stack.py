@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.nn.first_pass import look_at
-from torchcaps.nn.inputs import as_capsules
 from torchcaps.nn.layer import CapsuleLayer, gatherable
 from torchcaps.ops import Votes
 from torchcaps.routing import Iteration
@@ -72,11 +71,10 @@ class CapsuleStack(nn.Module):
             return_coefficients: also return the coefficients of the last layer.
         """
         self._check()
-        parents = as_capsules(capsules, next(self.layers[0].parameters(), None), takes_half=True)
-        routed = look_at(list(self.layers), capsules, partial(self._route, parents, return_coefficients))
+        routed = look_at(list(self.layers), capsules, partial(self._route, capsules, return_coefficients))
         return gatherable(self, routed)
 
-    def _route(self, parents: Capsules, return_coefficients: bool) -> Capsules:
+    def _route(self, parents: Capsules | Tensor, return_coefficients: bool) -> Capsules:
         if self.schedule == "sequential":
             *lower, last = self.layers
             for layer in lower:
@@ -85,7 +83,7 @@ class CapsuleStack(nn.Module):
         last = self._concurrent(parents)
         return last.with_coefficients() if return_coefficients else last.parents
 
-    def _concurrent(self, children: Capsules) -> Iteration:
+    def _concurrent(self, children: Capsules | Tensor) -> Iteration:
         layers = list(self.layers)
         iterations = layers[0].routing.steps
         routed: list[_Routed] = []
@@ -119,6 +117,6 @@ class _Routed(NamedTuple):
     last: Iteration
 
 
-def _votes(layer: CapsuleLayer, children: Capsules) -> Votes:
+def _votes(layer: CapsuleLayer, children: Capsules | Tensor) -> Votes:
     """Return the prepared votes on which the layer's routing iterates."""
     return layer.routing.prepare(layer.votes(children))

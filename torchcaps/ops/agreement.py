@@ -26,7 +26,7 @@ class Dot(NamedTuple):
     @classmethod
     def add(cls, agreement: Self | None, parents: Tensor) -> Self:
         """Add the votes' dot products with these parents to the logits, `b_ij += V_ij . v_j`, without storing b."""
-        return cls(parents) if agreement is None else agreement._replace(query=agreement.query + parents)
+        return cls(parents) if agreement is None else cls(agreement.query + parents, agreement.offset)
 
 
 class UnitDot(NamedTuple):

@@ -128,6 +128,9 @@ def check_parents(children: Children, tensors: dict[str, Tensor | None], options
     Raises:
         ValueError, TypeError: as of `check_children`.
     """
+    given = {name: x for name, x in tensors.items() if x is not None}
+    if not given:
+        return
     poses, parents, window = children.poses, children.parents, children.window
     samples, types = count_samples(children, options), poses.shape[1]
     features = poses.shape[4] * children.weight.shape[5]
@@ -144,9 +147,7 @@ def check_parents(children: Children, tensors: dict[str, Tensor | None], options
         "activation_weight": [(*window, features)],
         "activation_bias": [(*window, 1)],
     }
-    for name, x in tensors.items():
-        if x is None:
-            continue
+    for name, x in given.items():
         if name not in shapes:  # each group of children has a row
             _check_rows(name, x, types, in_rows.get(name, [(*window, parents)]))
         elif tuple(x.shape) != shapes[name]:

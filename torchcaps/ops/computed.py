@@ -54,6 +54,7 @@ class ComputedVotes(Votes):
         options: stride and dilation of the windows, and whether the votes are the poses.
         window: height and width of a window, 1 and 1 without a grid.
         grid: number of images, and rows and columns of their windows; empty without a grid.
+        unfolds: whether the operators take the children of all windows unfolded, as those of samples without a grid.
     """
 
     poses: Tensor
@@ -62,6 +63,7 @@ class ComputedVotes(Votes):
     options: Options
     window: Pair = (1, 1)
     grid: tuple[int, ...] = ()
+    unfolds: bool = False
     cache: Cache
 
     # ------------------------------------------------------------ defined by the kinds of votes
@@ -185,19 +187,16 @@ class ComputedVotes(Votes):
         return ParentTensors(agreement.query, offset=self.rows_by_place(getattr(agreement, "offset", None)))
 
     def rows_by_place(self, rows: Tensor | None) -> Tensor | None:
-        """Return rows that groups of children share, `(groups, parents or 1)`, as `(groups, *window, ...)`."""
+        """Return rows that groups of children share, `(groups, parents or 1)`, as the operators take them: `(groups,
+        *window, ...)`."""
         if rows is None:
             return None
-        if self.window == (1, 1) or rows.dim() != 2 or not len(rows) or self.children % len(rows):
-            return rows[:, None, None]  # the operators refuse what does not fit
+        fits = rows.dim() == 2 and len(rows) and self.children % len(rows) == 0
+        if self.window == (1, 1) or self.unfolds or not fits:  # the operators refuse what does not fit
+            return rows[:, None, None]
         if rows.shape[0] == 1:
-            return self.to_backend_layout(rows[:, None, None].expand(-1, *self.window, -1))
-        # A group may be part of a window.
-        return self.to_backend_layout(per_child(rows, self.children).unflatten(0, (-1, *self.window)))
-
-    def to_backend_layout(self, rows: Tensor) -> Tensor:
-        """Return `(groups, *window, ...)` as the operators of the backend take it."""
-        return rows
+            return rows[:, None, None].expand(-1, *self.window, -1)
+        return per_child(rows, self.children).unflatten(0, (-1, *self.window))  # a group may be part of a window
 
     def all_stored(self) -> StoredVotes:
         """Return all votes as stored votes, which later calls use again."""
@@ -254,8 +253,8 @@ class LinearVotes(ComputedVotes):
     ):
         on_grid = poses.dim() == 6
         if not on_grid:  # a map and a window of height and width 1
-            poses, weight = poses[:, :, None, None], weight[:, None, None]
-            bias = None if bias is None else bias[:, None, None]
+            poses = poses.reshape(*poses.shape[:2], 1, 1, *poses.shape[2:])
+            weight, bias = (x if x is None else x.reshape(x.shape[0], 1, 1, *x.shape[1:]) for x in (weight, bias))
         children, self.options = Children(poses, weight, bias, None), Options(stride=stride, dilation=dilation)
         check_children(children)
         self.poses, self.pose, self.line = poses, pose, line
@@ -322,7 +321,7 @@ class LinearVotes(ComputedVotes):
         identity = torch.eye(rows, dtype=self.sum_dtype, device=self.device)
         query = F.pad(identity, (self.weight.shape[-1], 0)).flatten().expand(self.batch, self.parents, -1)
         if offset is not None:
-            offset = self._of_children(offset.unflatten(0, self.weight.shape[:3])).expand(-1, self.parents)
+            offset = self._unfolded(offset.unflatten(0, self.weight.shape[:3])).expand(-1, self.parents)
         return votes, Dot(query, offset)
 
     def drop_logit_columns(self, x: Tensor) -> Tensor:
@@ -332,9 +331,9 @@ class LinearVotes(ComputedVotes):
         # Half precision would be no faster here, and it would round the gradients that iterations sum up.
         poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
         bias = None if self.bias is None else at_least_float32(self.bias)
-        if self._unfolds:
+        if self.unfolds:
             poses = windows(poses, self.window, self.options.stride, self.options.dilation)[:, :, None, None]
-            weight, bias = self.to_backend_layout(weight), None if bias is None else self.to_backend_layout(bias)
+            weight, bias = (x if x is None else self._unfolded(x)[:, None, None] for x in (weight, bias))
             gates = None if gates is None else gates.flatten(1)[:, :, None, None]
         if self.backend == "native":  # one copy for all iterations
             poses, weight = poses.contiguous(), weight.contiguous()
@@ -343,16 +342,13 @@ class LinearVotes(ComputedVotes):
         return Children(poses, weight, bias, gates)
 
     @property
-    def _unfolds(self) -> bool:
-        """Whether windows are copied out of the map, once for all iterations: Triton's kernels know none, and "tiled"
-        would start its operators for each place in a window, which takes time on a GPU."""
+    def unfolds(self) -> bool:  # type: ignore[override]
+        # Windows are copied out of the map once for all iterations: Triton's kernels know none, and "tiled" would start
+        # its operators for each place in a window, which takes time on a GPU.
         on_device = self.backend == "tiled" and self.device.type != "cpu"
         return self.grid != () and (self.backend == "triton" or on_device)
 
-    def to_backend_layout(self, rows: Tensor) -> Tensor:
-        return self._of_children(rows)[:, None, None] if self._unfolds else rows
-
-    def _of_children(self, rows: Tensor) -> Tensor:
+    def _unfolded(self, rows: Tensor) -> Tensor:
         """Return rows `(groups, *window, ...)` as those of groups of children, `(groups, ...)`. In a window of several
         places each child has its own: those of a group of types do not follow one another."""
         types = self.poses.shape[1]
@@ -361,7 +357,7 @@ class LinearVotes(ComputedVotes):
         return rows.flatten(0, 2)
 
     def stored(self, children: slice) -> Tensor:
-        weight, bias = self._of_children(self.weight), None if self.bias is None else self._of_children(self.bias)
+        weight, bias = self._unfolded(self.weight), None if self.bias is None else self._unfolded(self.bias)
         poses, places = self.poses, math.prod(self.window)
         if children != slice(None):  # only their types have to be cut into windows
             first, last, _ = children.indices(self.children)

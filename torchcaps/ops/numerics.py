@@ -15,9 +15,14 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in HALF else x
 
 
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the precision in which numbers are summed: float32 at least."""
+    return torch.float32 if dtype in HALF else dtype
+
+
 def accumulator(x: Tensor, *shape: int) -> Tensor:
     """Return zeros to sum into, in float32 at least: of x's shape and memory layout, or of the given shape."""
-    dtype = torch.float32 if x.dtype in HALF else x.dtype
+    dtype = sum_dtype(x.dtype)
     return x.new_zeros(shape, dtype=dtype) if shape else torch.zeros_like(x, dtype=dtype)
 
 
@@ -47,7 +52,8 @@ def normalize(x: Tensor) -> Tensor:
 
 def autocast_off(device: str) -> contextlib.AbstractContextManager[None]:
     """Return a context without autocast: operators run in the precision of their operands."""
-    if not torch.amp.is_autocast_available(device):  # such as "meta"
+    # Without autocast, as on "meta", or where it is off already, there is nothing to do.
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return contextlib.nullcontext()
     return torch.autocast(device, enabled=False)
 

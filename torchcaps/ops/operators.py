@@ -20,9 +20,9 @@ from torch.library import Library
 
 from torchcaps.ops import native
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors, check_parents, count_samples
-from torchcaps.ops.numerics import accumulator, autocast_off
+from torchcaps.ops.numerics import accumulator, autocast_off, sum_dtype
 from torchcaps.ops.tiled.net_sum import Net
-from torchcaps.utils.private import is_batched
+from torchcaps.utils.private import has_plain_values, is_batched
 
 Parents = tuple[Tensor | None, ...]
 
@@ -58,7 +58,7 @@ class Reduction(NamedTuple):
         """Return tensors without values in the shapes of the results."""
         scores = (count_samples(children, options), children.parents)
         poses = (*scores, children.poses.shape[4] * children.weight.shape[5])
-        dtype = torch.promote_types(children.poses.dtype, torch.float32)
+        dtype = sum_dtype(children.poses.dtype)
         shapes = self.shapes(scores, poses, parents, options)
         return tuple(children.poses.new_empty(shape, dtype=dtype) for shape in shapes)
 
@@ -115,24 +115,49 @@ class Operator:
             self._backward,
             self._fake_backward,
         )
-        torch.library.register_autograd(f"torchcaps::{name}", self._differentiate, setup_context=self.save, lib=LIBRARY)
+        torch.library.register_autograd(
+            f"torchcaps::{name}", self._differentiate, setup_context=self._save, lib=LIBRARY
+        )
 
-    def _forward(self, *flat: Any) -> Any:
-        children, parents, options = self._call(iter(flat))
+    def reduce(self, children: Children, parents: Parents, options: Options) -> Tensors:
+        """Return the results. The operator is left out where PyTorch has nothing to do between a call of it and the
+        backend: that would take longer than a small reduction."""
+        if has_plain_values(*children, *parents):
+            return self._reduce(children, parents, options)
+        return _as_tuple(self.forward(*children, *parents, *options))
+
+    def _reduce(self, children: Children, parents: Parents, options: Options) -> Tensors:
         check_parents(children, dict(zip(self.reduction.parents._fields, parents, strict=True)), options)
         with autocast_off(children.poses.device.type):
-            return _flat(self._run(children, parents, options))
+            results: Tensors = self._run(children, self.reduction.parents(*parents), options)
+        return results
+
+    def _forward(self, *flat: Any) -> Any:
+        return _flat(self._reduce(*self._call(iter(flat))))
 
     def _fake_forward(self, *flat: Any) -> Any:
         return _flat(self.reduction.new_results(*self._call(iter(flat))))
+
+    def _differentiated(
+        self,
+        grads: Tensors,
+        results: Tensors,
+        children: Children,
+        parents: Parents,
+        options: Options,
+        into: Gradients,
+    ) -> Parents:
+        """Add the gradients of the children to `into`, and return those of the parents' tensors."""
+        with autocast_off(children.poses.device.type):
+            gradients = self._run_backward(grads, results, children, self.reduction.parents(*parents), options, into)
+        return tuple(None if x is None else x.contiguous() for x in gradients)
 
     def _backward(self, *flat: Any) -> Any:
         given = iter(flat)
         grads, results = (tuple(islice(given, count)) for count in (self.reduction.differentiable, self.reduction.kept))
         children, parents, options = self._call(given)
-        with autocast_off(children.poses.device.type):
-            gradients = self._run_backward(grads, results, children, parents, options, Gradients(*given))
-        return _flat(tuple(children.poses.new_empty(0) if x is None else x.contiguous() for x in gradients))
+        gradients = self._differentiated(grads, results, children, parents, options, Gradients(*given))
+        return _flat(tuple(children.poses.new_empty(0) if x is None else x for x in gradients))
 
     def _fake_backward(self, *flat: Any) -> Any:
         children, parents, _ = self._call(islice(flat, self.reduction.differentiable + self.reduction.kept, None))
@@ -148,27 +173,31 @@ class Operator:
 
     # ------------------------------------------------------------ differentiation
 
-    def save(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        """Keep in a context what the backward pass needs."""
-        results, tensors = _as_tuple(output), 4 + len(self.reduction.parents._fields)
-        ctx.options = tuple(inputs[tensors:])
+    def save(self, ctx: Any, tensors: Sequence[Tensor | None], options: Options, results: Tensors) -> None:
+        """Keep in a context what the backward pass needs: the tensors of the children and the parents, and the rest."""
+        ctx.options = options
         ctx.results = [(x.shape, x.dtype, x.device) for x in results[: self.reduction.differentiable]]
-        ctx.save_for_backward(*results[: self.reduction.kept], *inputs[:tensors])
+        ctx.save_for_backward(*results[: self.reduction.kept], *tensors)
         ctx.set_materialize_grads(False)
 
+    def _save(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        tensors = 4 + len(self.reduction.parents._fields)
+        self.save(ctx, inputs[:tensors], Options(*inputs[tensors:]), _as_tuple(output))
+
     def _differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return self.gradients(ctx, grads, Gradients(None, None, None, None), ctx.needs_input_grad)
+        no_options = (None,) * len(Options._fields)
+        return *self.gradients(ctx, grads, Gradients(None, None, None, None), ctx.needs_input_grad), *no_options
 
     def gradients(
         self, ctx: Any, grads: Sequence[Tensor | None], held: Gradients, needed: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        """Return the gradients of all arguments.
+        """Return the gradients of the children and of the parents' tensors.
 
         Args:
             ctx: the context of `save`.
             grads: gradients of the results, None where there is none.
             held: tensors to which those of the children are added; where one is None, it is made if needed.
-            needed: whether each argument needs a gradient.
+            needed: whether each child's tensor needs a gradient, and maybe more.
         """
         if torch.is_grad_enabled():
             raise RuntimeError("computed votes have no second derivatives (create_graph=True): use backend='reference'")
@@ -176,21 +205,25 @@ class Operator:
             raise RuntimeError("computed votes have no batched gradients (vectorize=True): use backend='reference'")
         saved = iter(ctx.saved_tensors)  # read once: activation checkpointing gives each tensor once
         results = tuple(islice(saved, self.reduction.kept))
-        children, parents = tuple(islice(saved, 4)), tuple(saved)
-        no_options = (None,) * len(ctx.options)
+        children, parents, options = Children(*islice(saved, 4)), tuple(saved), ctx.options
         if all(grad is None for grad in grads):
-            return *held, *(None,) * len(parents), *no_options
-        into = [
-            accumulator(x) if grad is None and x is not None and wanted else grad
-            for grad, x, wanted in zip(held, children, needed, strict=False)
-        ]
-        full_grads = [
+            return *held, *(None,) * len(parents)
+        into = Gradients(
+            *(
+                accumulator(x) if grad is None and x is not None and wanted else grad
+                for grad, x, wanted in zip(held, children, needed, strict=False)
+            )
+        )
+        full_grads = tuple(
             torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
             for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=False)
-        ]
-        given = _as_tuple(self.backward(*full_grads, *results, *children, *parents, *ctx.options, *into))
-        parent_grads = (grad if x is not None else None for grad, x in zip(given, parents, strict=True))
-        return *into, *parent_grads, *no_options
+        )
+        if has_plain_values(*full_grads, *children, *parents):
+            parent_grads = self._differentiated(full_grads, results, children, parents, options, into)
+        else:
+            given = _as_tuple(self.backward(*full_grads, *results, *children, *parents, *options, *into))
+            parent_grads = tuple(grad if x is not None else None for grad, x in zip(given, parents, strict=True))
+        return *into, *parent_grads
 
 
 def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -245,13 +278,14 @@ def apply_operator(
     operator: Operator, children: Children, parents: Parents, options: Options
 ) -> tuple[Tensors, Children]:
     """Run a reduction. Return its results, and the children to give to the next reduction of the same votes."""
-    flat = (*children, *parents, *options)
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return _as_tuple(operator.forward(*flat)), children
-    given = iter(_EagerReduction.apply(operator, *flat))
-    results = tuple(islice(given, len(operator.reduction.results)))
-    handed_on: Any = (before if after is None else after for before, after in zip(children, given, strict=True))
-    return results, Children(*handed_on)
+    if torch.compiler.is_compiling():
+        return _as_tuple(operator.forward(*children, *parents, *options)), children
+    if not torch.is_grad_enabled():
+        return operator.reduce(children, parents, options), children
+    count = len(operator.reduction.results)
+    given = _EagerReduction.apply(operator, options, *children, *parents)
+    handed_on = (before if after is None else after for before, after in zip(children, given[count:], strict=True))
+    return given[:count], Children._make(handed_on)
 
 
 class _EagerReduction(torch.autograd.Function):
@@ -262,17 +296,17 @@ class _EagerReduction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, *flat: Any) -> tuple[Tensor | None, ...]:
-        results = _as_tuple(operator.forward(*flat))
-        operator.save(ctx, flat, results)
+    def forward(ctx: Any, operator: Operator, options: Options, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        children: Any = tensors[:4]
+        results = operator.reduce(Children._make(children), tensors[4:], options)
+        operator.save(ctx, tensors, options, results)
         ctx.operator = operator
         ctx.mark_non_differentiable(*results[operator.reduction.differentiable :])
-        _, *needed = ctx.needs_input_grad
-        return *results, *(x if need else None for x, need in zip(flat[:4], needed, strict=False))
+        return *results, *(x if need else None for x, need in zip(children, ctx.needs_input_grad[2:6], strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         operator: Operator = ctx.operator
-        given, (_, *needed) = iter(grads), ctx.needs_input_grad
-        of_results = tuple(islice(given, len(operator.reduction.results)))
-        return None, *operator.gradients(ctx, of_results, Gradients(*given), needed)
+        count = len(operator.reduction.results)
+        held = Gradients(*grads[count:])
+        return None, None, *operator.gradients(ctx, grads[:count], held, ctx.needs_input_grad[2:])

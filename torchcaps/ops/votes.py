@@ -21,7 +21,7 @@ from torch import Tensor
 from torchcaps.capsules import Capsules
 from torchcaps.ops.agreement import Agreement
 from torchcaps.ops.children import BLOCK, ON_DEVICE, Softmax, check_device
-from torchcaps.ops.numerics import at_least_float32
+from torchcaps.ops.numerics import at_least_float32, sum_dtype
 from torchcaps.utils.checks import check_choice
 
 NOT_POSES = "these votes are not the poses of the children: use this routing in a CapsuleShared"
@@ -204,7 +204,7 @@ class Votes(ABC):
     @property
     def sum_dtype(self) -> torch.dtype:
         """Precision of the sums over children."""
-        return torch.promote_types(self.dtype, torch.float32)
+        return sum_dtype(self.dtype)
 
     def parents_like(self) -> Tensor:
         """Return zeros of the parents' shape, `(batch, parents, features)`, in float32 at least."""
@@ -225,7 +225,8 @@ class Votes(ABC):
         return parents._replace(coefficients=coefficients.to(self.dtype))
 
     def _shaped(self, x: Tensor, pose: tuple[int, ...]) -> Tensor:
-        return x.reshape(self.batch, self.parents, *pose).to(self.dtype)
+        shape = (self.batch, self.parents, *pose)
+        return (x if x.shape == shape else x.reshape(shape)).to(self.dtype)
 
 
 class WeightedVotes:

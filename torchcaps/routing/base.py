@@ -18,6 +18,7 @@ from torchcaps.utils.arguments import CountOrZero, check_input, checked, shown_w
 
 Gradient = Literal["unrolled", "last"]
 Init = Literal["fan_in", "paper"]
+AGREEMENTS = get_args(Agreement)
 # State before the first iteration: zero, noise, or a learned value.
 Start = Literal["zero", "random", "learned"]
 
@@ -143,7 +144,7 @@ class Routing(RoutingParameters, ABC):
         """Run one iteration: return it and the next state. Every schedule iterates by this method."""
         name = type(self).__name__
         agreement = None if state is None or self.is_uniform else self.agreement(state)
-        if not isinstance(agreement, (*get_args(Agreement), type(None))):
+        if agreement is not None and not isinstance(agreement, AGREEMENTS):
             if type(self).agreement is Routing.agreement:
                 raise TypeError(
                     f"{name} has no agreement: write agreement(state), or let step return a rule such as Dot as the "

@@ -93,9 +93,9 @@ def checked(function: F) -> F:
     Code that PyTorch compiles runs without the checks.
     """
     parameters = list(inspect.signature(function).parameters.values())
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-    by_name = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    positional = [(p.name, p.default) for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    defaults = {p.name: p.default for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
     takes_others = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     @functools.wraps(function)
@@ -104,26 +104,26 @@ def checked(function: F) -> F:
             args = tuple(map(as_python, args))
             kwargs = {name: as_python(value) for name, value in kwargs.items()}
             known = kinds_of(function)  # not earlier: annotations may name classes that are defined later
-            for parameter, value in zip(positional, args, strict=False):
-                check(parameter, value, known)
+            for (name, default), value in zip(positional, args, strict=False):
+                check(name, default, value, known)
             if rest is not None:
                 for value in args[len(positional) :]:
-                    check(rest, value, known)
+                    check(rest, inspect.Parameter.empty, value, known)
             for name, value in kwargs.items():
-                if name in by_name:
-                    check(by_name[name], value, known)
+                if name in defaults:
+                    check(name, defaults[name], value, known)
                 elif not takes_others:
                     is_class = function.__name__ == "__init__"
                     owner = type(args[0]).__name__ if is_class and args else function.__qualname__
                     raise TypeError(
-                        f"{owner} has no argument {name!r}{nearest(name, [x for x in by_name if x != 'self'])}"
+                        f"{owner} has no argument {name!r}{nearest(name, [x for x in defaults if x != 'self'])}"
                     )
         return function(*args, **kwargs)
 
-    def check(parameter: inspect.Parameter, value: Any, known: dict[str, Kind]) -> None:
-        kind = known.get(parameter.name)
-        if kind is not None and value is not parameter.default and not kind.fits(value):
-            raise refusal(parameter.name, value, kind)
+    def check(name: str, default: Any, value: Any, known: dict[str, Kind]) -> None:
+        kind = known.get(name)
+        if kind is not None and value is not default and not kind.fits(value):
+            raise refusal(name, value, kind)
 
     wrapper.is_checked = True  # type: ignore[attr-defined]
     return wrapper  # type: ignore[return-value]

@@ -34,6 +34,13 @@ def in_dispatch_mode() -> bool:
     return _get_current_dispatch_mode() is not None
 
 
+def has_plain_values(*tensors: Tensor | None) -> bool:
+    """Return whether tensors are PyTorch's own and have values, and no mode sees their operators."""
+    return not in_dispatch_mode() and all(
+        x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta) for x in tensors
+    )
+
+
 def is_compiled(module: torch.nn.Module) -> bool:
     """Return whether `module.compile()` was called. There is no public function for this."""
     return getattr(module, "_compiled_call_impl", None) is not None

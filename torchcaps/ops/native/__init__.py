@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops.children import Children, Options, ParentTensors, Tensors
-from torchcaps.ops.numerics import accumulator
+from torchcaps.ops.numerics import accumulator, sum_dtype
 
 FOLDER = Path(__file__).parent
 OPERATIONS = {"vote_sum": 0, "weighted_sum": 2, "moments": 4}  # the next number is that of the backward pass
@@ -117,7 +117,7 @@ def reduce(
 ) -> tuple[Tensor | None, ...]:
     """Run one of OPERATIONS, or its backward pass. Forward it writes `results`. Backward it reads them, adds to `into`,
     and returns the gradients of the parents' tensors."""
-    dtype = torch.promote_types(children.poses.dtype, torch.float32)
+    dtype = sum_dtype(children.poses.dtype)
     # These references keep the tensors alive during the call: the library has only their addresses.
     poses, weight, bias, gates = (_plain(x, dtype) for x in children)
     target, precision, prior, offset, betas = (_plain(x, dtype) for x in parents)
