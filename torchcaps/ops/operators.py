@@ -208,18 +208,16 @@ class Operator:
         children, parents, options = Children(*islice(saved, 4)), tuple(saved), ctx.options
         if all(grad is None for grad in grads):
             return *held, *(None,) * len(parents)
-        into = Gradients(
-            *(
-                accumulator(x) if grad is None and x is not None and wanted else grad
-                for grad, x, wanted in zip(held, children, needed, strict=False)
-            )
-        )
-        full_grads = tuple(
+        into = [
+            accumulator(x) if grad is None and x is not None and wanted else grad
+            for grad, x, wanted in zip(held, children, needed, strict=False)
+        ]
+        full_grads = [
             torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
             for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=False)
-        )
+        ]
         if has_plain_values(*full_grads, *children, *parents):
-            parent_grads = self._differentiated(full_grads, results, children, parents, options, into)
+            parent_grads = self._differentiated(tuple(full_grads), results, children, parents, options, Gradients(*into))
         else:
             given = _as_tuple(self.backward(*full_grads, *results, *children, *parents, *options, *into))
             parent_grads = tuple(grad if x is not None else None for grad, x in zip(given, parents, strict=True))

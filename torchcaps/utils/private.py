@@ -36,9 +36,10 @@ def in_dispatch_mode() -> bool:
 
 def has_plain_values(*tensors: Tensor | None) -> bool:
     """Return whether tensors are PyTorch's own and have values, and no mode sees their operators."""
-    return not in_dispatch_mode() and all(
-        x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta) for x in tensors
-    )
+    for x in tensors:
+        if x is not None and (type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta):
+            return False
+    return not in_dispatch_mode()
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

@@ -58,6 +58,11 @@ class _PoolProblem(ctypes.Structure):
     ]
 
 
+# Fields for the tensors of the children and of the parents, and for their gradients.
+_GIVEN = ("poses", "weight", "bias", "gates", "target", "precision", "prior", "offset", "betas")
+_GRADIENTS = (*(f"into_{name}" for name in _GIVEN[:4]), *(f"grad_{name}" for name in _GIVEN[4:]))
+
+
 def _described(*structs: type[ctypes.Structure]) -> str:
     """Return names, places and sizes of all fields, as the library describes its own."""
     fields = [(name, getattr(struct, name)) for struct in structs for name, *_ in struct._fields_]
@@ -117,18 +122,11 @@ def reduce(
 ) -> tuple[Tensor | None, ...]:
     """Run one of OPERATIONS, or its backward pass. Forward it writes `results`. Backward it reads them, adds to `into`,
     and returns the gradients of the parents' tensors."""
-    dtype = sum_dtype(children.poses.dtype)
-    # These references keep the tensors alive during the call: the library has only their addresses.
-    poses, weight, bias, gates = (_plain(x, dtype) for x in children)
-    target, precision, prior, offset, betas = (_plain(x, dtype) for x in parents)
-    results, grads = (tuple(_plain(x, dtype) for x in tensors) for tensors in (results, grads))
-    added = [None if x is None else x.contiguous() for x in into]
-    parent_grads = [None if x is None or not grads else x.new_empty(x.shape, dtype=dtype) for x in parents]
-    for of_rows in parent_grads[3:]:  # samples share these rows: the kernels add to them, and write the others
-        if of_rows is not None:
-            of_rows.zero_()
+    poses, weight, bias, _ = children
+    offset, betas = parents.offset, parents.betas
     images, types, height, width, rows, d = poses.shape
     groups, down, across, count, _, h = weight.shape
+    dtype = sum_dtype(poses.dtype)
     problem = _Problem(
         images=images,
         types=types,
@@ -155,30 +153,27 @@ def reduce(
         leaky=options.leaky,
         threads=torch.get_num_threads(),
         eps=options.eps,
-        poses=poses.data_ptr(),
-        weight=weight.data_ptr(),
-        bias=_address(bias),
-        gates=_address(gates),
-        target=_address(target),
-        precision=_address(precision),
-        prior=_address(prior),
-        offset=_address(offset),
-        betas=_address(betas),
-        results=tuple(x.data_ptr() for x in results),
-        grads=tuple(x.data_ptr() for x in grads),
     )
+    # These references keep the tensors alive during the call: the library has only their addresses.
+    tensors = [(name, _plain(x, dtype)) for name, x in zip(_GIVEN, (*children, *parents), strict=True) if x is not None]
+    results, grads = [_plain(x, dtype) for x in results], [_plain(x, dtype) for x in grads]
+    problem.results, problem.grads = (tuple([x.data_ptr() for x in given]) for given in (results, grads))
+    parent_grads: list[Tensor | None] = [None] * len(parents)
+    added: list[tuple[Tensor, Tensor]] = []
     if grads:
-        problem.into_poses, problem.into_weight, problem.into_bias, problem.into_gates = map(_address, added)
-        (
-            problem.grad_target,
-            problem.grad_precision,
-            problem.grad_prior,
-            problem.grad_offset,
-            problem.grad_betas,
-        ) = map(_address, parent_grads)
+        parent_grads = [None if x is None else x.new_empty(x.shape, dtype=dtype) for x in parents]
+        for of_rows in parent_grads[3:]:  # samples share these rows: the kernels add to them, and write the others
+            if of_rows is not None:
+                of_rows.zero_()
+        added = [(x, x.contiguous()) for x in into if x is not None]
+        contiguous = iter(added)
+        all_grads = (*(None if x is None else next(contiguous)[1] for x in into), *parent_grads)
+        tensors += [(name, x) for name, x in zip(_GRADIENTS, all_grads, strict=True) if x is not None]
+    for name, x in tensors:
+        setattr(problem, name, x.data_ptr())
     _call(functools.partial(load().torchcaps_run, operation, dtype.itemsize), problem)
-    for x, y in zip(into, added, strict=True):
-        if x is not None and y is not None and x is not y:
+    for x, y in added:
+        if x is not y:
             x.copy_(y)
     return tuple(parent_grads)
 
