@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from torchcaps import CapsuleConv2d, CapsuleLinear, Capsules, RoutingPool2d, use_backend
-from torchcaps.ops import Dot, Gaussian, LinearVotes, native
+from torchcaps.ops import Dot, Gaussian, LinearVotes, native, operators
 from torchcaps.ops.backend import NATIVE_MISSING
 from torchcaps.ops.pool import pool_by_agreement
 
@@ -421,11 +421,12 @@ def test_every_number_of_a_result_is_written(name, monkeypatch):
 
 # Numbers of PyTorch's operators, beside one library call for each reduction. In a small layer they take most of the
 # time. These include those of the loss.
-OPERATORS = {"dynamic": 190, "em": 320, "variational_bayes": 740, "inverted_attention": 180, "self_routing": 220}
+OPERATORS = {"dynamic": 105, "em": 325, "variational_bayes": 740, "inverted_attention": 180, "self_routing": 225}
 
 
 @pytest.mark.parametrize(("name", "most"), OPERATORS.items())
-def test_operators_of_a_small_layer(name, most):
+def test_operators_of_a_small_layer(name, most, monkeypatch):
+    monkeypatch.setattr(operators, "is_profiled", lambda: False)
     layer, poses = CapsuleLinear(32, 10, 16, 16, make(name, 3)), torch.randn(4, 32, 16, requires_grad=True)
     layer(poses).poses.square().sum().backward()  # the first pass looks at the layer
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

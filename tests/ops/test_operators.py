@@ -214,3 +214,13 @@ def test_what_only_the_backward_pass_needs_has_no_gradient(kind):
     (sums, log_masses), _ = apply_operator(BACKENDS[kind]["weighted_sum"], Children(*children), tuple(parents), options)
     assert sums.requires_grad
     assert not log_masses.requires_grad
+
+
+@pytest.mark.parametrize("kind", UNSTORED)
+def test_a_profiler_sees_the_operators(kind):
+    """Without one they are left out, which takes less time."""
+    p = Problem("per child")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        p.votes(kind).weighted_sum(p.dot()).sum().backward()
+    names = {event.name for event in profile.events()}
+    assert {f"torchcaps::{kind}_weighted_sum", f"torchcaps::{kind}_weighted_sum_backward"} <= names

@@ -258,23 +258,34 @@ def test_squash_in_half_precision(dtype):
     assert_close(squash(s), squash(s.double()).to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
 
 
-def test_gradients_of_squash():
+@pytest.mark.parametrize("dim", [1, -1])  # the kernel takes the last dimension
+def test_gradients_of_squash(dim):
     """Its backward pass is written by hand, and has derivatives and batches."""
     s = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda s: squash(s, 1), s)
-    assert torch.autograd.gradgradcheck(lambda s: squash(s, 1), s)
-    v, rows = squash(s), torch.eye(24, dtype=torch.float64).view(24, 2, 3, 4)
+    assert torch.autograd.gradcheck(lambda s: squash(s, dim), s)
+    assert torch.autograd.gradgradcheck(lambda s: squash(s, dim), s)
+    v, rows = squash(s, dim), torch.eye(24, dtype=torch.float64).view(24, 2, 3, 4)
     (batched,) = torch.autograd.grad(v, s, rows, is_grads_batched=True, retain_graph=True)
     assert_close(batched, torch.stack([torch.autograd.grad(v, s, row, retain_graph=True)[0] for row in rows]))
 
 
 @pytest.mark.parametrize("length", [0.0, 1e-18, 1.0, 1e18])
-def test_gradient_of_squash_of_any_length(length):
-    """Along the vector it is 2 l / (1 + l^2)^2 for the length l, and across it l / (1 + l^2): nothing overflows."""
-    s = torch.tensor([0.0, length], requires_grad=True)
-    gradient = torch.autograd.grad(squash(s).sum(), s)[0].double()
-    expected = tensor([length / (1 + length**2), 2 * length / (1 + length**2) ** 2])
-    assert_close(gradient, expected, rtol=1e-6, atol=1e-17)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_squash_of_any_length(length, dim):
+    """The gradient along the vector is 2 l / (1 + l^2)^2 for the length l, and across it l / (1 + l^2): nothing
+    overflows."""
+    s = torch.tensor([[0.0, length]]).movedim(1, dim).requires_grad_()
+    v = squash(s, dim)
+    (gradient,) = torch.autograd.grad(v.sum(), s)
+    across = length / (1 + length**2)
+    assert_close(v.flatten().double(), tensor([0.0, length * across]), rtol=1e-6, atol=1e-17)
+    assert_close(gradient.flatten().double(), tensor([across, 2 * across / (1 + length**2)]), rtol=1e-6, atol=1e-17)
+
+
+def test_squash_keeps_nan_to_its_vector():
+    v = squash(torch.tensor([[1.0, torch.nan], [3.0, 4.0]]))
+    assert v[0].isnan().all()
+    assert_close(v[1], torch.tensor([3.0, 4.0]) * 5 / 26)
 
 
 def test_uniform_routing():

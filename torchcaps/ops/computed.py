@@ -254,7 +254,8 @@ class LinearVotes(ComputedVotes):
         on_grid = poses.dim() == 6
         if not on_grid:  # a map and a window of height and width 1
             poses = poses.reshape(*poses.shape[:2], 1, 1, *poses.shape[2:])
-            weight, bias = (x if x is None else x.reshape(x.shape[0], 1, 1, *x.shape[1:]) for x in (weight, bias))
+            weight = weight.reshape(weight.shape[0], 1, 1, *weight.shape[1:])
+            bias = None if bias is None else bias.reshape(bias.shape[0], 1, 1, *bias.shape[1:])
         children, self.options = Children(poses, weight, bias, None), Options(stride=stride, dilation=dilation)
         check_children(children)
         self.poses, self.pose, self.line = poses, pose, line
@@ -333,7 +334,8 @@ class LinearVotes(ComputedVotes):
         bias = None if self.bias is None else at_least_float32(self.bias)
         if self.unfolds:
             poses = windows(poses, self.window, self.options.stride, self.options.dilation)[:, :, None, None]
-            weight, bias = (x if x is None else self._unfolded(x)[:, None, None] for x in (weight, bias))
+            weight = self._unfolded(weight)[:, None, None]
+            bias = None if bias is None else self._unfolded(bias)[:, None, None]
             gates = None if gates is None else gates.flatten(1)[:, :, None, None]
         if self.backend == "native":  # one copy for all iterations
             poses, weight = poses.contiguous(), weight.contiguous()

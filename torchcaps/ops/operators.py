@@ -22,7 +22,7 @@ from torchcaps.ops import native
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors, check_parents, count_samples
 from torchcaps.ops.numerics import accumulator, autocast_off, sum_dtype
 from torchcaps.ops.tiled.net_sum import Net
-from torchcaps.utils.private import has_plain_values, is_batched
+from torchcaps.utils.private import has_plain_values, is_batched, is_profiled
 
 Parents = tuple[Tensor | None, ...]
 
@@ -122,7 +122,7 @@ class Operator:
     def reduce(self, children: Children, parents: Parents, options: Options) -> Tensors:
         """Return the results. The operator is left out where PyTorch has nothing to do between a call of it and the
         backend: that would take longer than a small reduction."""
-        if has_plain_values(*children, *parents):
+        if _can_be_left_out(*children, *parents):
             return self._reduce(children, parents, options)
         return _as_tuple(self.forward(*children, *parents, *options))
 
@@ -216,12 +216,19 @@ class Operator:
             torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
             for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=False)
         ]
-        if has_plain_values(*full_grads, *children, *parents):
-            parent_grads = self._differentiated(tuple(full_grads), results, children, parents, options, Gradients(*into))
+        if _can_be_left_out(*full_grads, *children, *parents):
+            parent_grads = self._differentiated(
+                tuple(full_grads), results, children, parents, options, Gradients(*into)
+            )
         else:
             given = _as_tuple(self.backward(*full_grads, *results, *children, *parents, *options, *into))
             parent_grads = tuple(grad if x is not None else None for grad, x in zip(given, parents, strict=True))
         return *into, *parent_grads
+
+
+def _can_be_left_out(*tensors: Tensor | None) -> bool:
+    """Return whether an operator of these tensors does no more than the backend's function, and nobody looks at it."""
+    return has_plain_values(*tensors) and not is_profiled()
 
 
 def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:

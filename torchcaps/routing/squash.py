@@ -5,9 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.ops import at_least_float32
+from torchcaps.ops import at_least_float32, native
+from torchcaps.ops.backend import NATIVE_MISSING
 from torchcaps.utils.arguments import FloatTensor, checked
-from torchcaps.utils.private import is_traced
+from torchcaps.utils.private import has_plain_values, is_batched, is_traced
+
+MOST_NUMBERS = 2**16  # that the kernel takes: more are worth the threads of PyTorch's operators
 
 
 @checked
@@ -35,41 +38,54 @@ def squash(s: FloatTensor, dim: int = -1) -> Tensor:
         raise ValueError(
             f"dim must be from {-s.dim()} to {s.dim() - 1} for a tensor of shape {tuple(s.shape)}, got {dim}"
         )
-    if torch.is_grad_enabled() and s.requires_grad and not is_traced():
+    if is_traced():
+        return _by_operators(s, dim)[0]
+    if torch.is_grad_enabled() and s.requires_grad:
         return _Squash.apply(s, dim)
+    return native.squash(s) if _kernel_takes(s, dim) else _by_operators(s, dim)[0]
+
+
+def _by_operators(s: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """Return squashed vectors, their factors, and what these are computed from: squared lengths, one more than these,
+    and lengths, above zero to be divided by."""
     x = at_least_float32(s)
-    return (x * _scale(x, dim)[0]).to(s.dtype)
-
-
-def _scale(x: Tensor, dim: int) -> tuple[Tensor, ...]:
-    """Return what vectors are multiplied by, and what it is computed from: their squared lengths, one more than that,
-    and their lengths, above zero to be divided by."""
     # Not vector_norm, which takes seven times as long where a vector's entries lie a plane apart in memory.
     square = x.square().sum(dim, keepdim=True)
     more, length = 1 + square, square.clamp_min(1e-30).sqrt()
-    return square / more / length, square, more, length
+    scale = square / more / length
+    return (x * scale).to(s.dtype), scale, square, more, length
+
+
+def _kernel_takes(s: Tensor, dim: int) -> bool:
+    few = 0 < s.numel() <= MOST_NUMBERS and s.dtype in (torch.float32, torch.float64) and s.device.type == "cpu"
+    last = dim in (-1, s.dim() - 1) and s.is_contiguous() and not s.is_neg()
+    return few and last and NATIVE_MISSING is None and has_plain_values(s)
 
 
 class _Squash(torch.autograd.Function):
     """Its gradient, f g + f' / l (g . s) s for the length l, f = l / (1 + l^2) and the gradient g of the result, takes
-    half as many operators as those of the operators one by one."""
+    half as many operators as those of the operators one by one. Few vectors on a CPU take a kernel."""
 
     @staticmethod
     def forward(ctx: Any, s: Tensor, dim: int) -> Tensor:
-        x = at_least_float32(s)
-        scale, *rest = _scale(x, dim)
         ctx.dim = dim
-        ctx.save_for_backward(s, scale, *rest)
-        return (x * scale).to(s.dtype)
+        if _kernel_takes(s, dim):
+            ctx.save_for_backward(s)
+            return native.squash(s)
+        v, *rest = _by_operators(s, dim)
+        ctx.save_for_backward(s, *rest)
+        return v
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        s, scale, square, more, length = ctx.saved_tensors
-        x, g = at_least_float32(s), at_least_float32(grad)
+        s, *rest = ctx.saved_tensors
         if torch.is_grad_enabled():  # for second derivatives
-            v = (x * _scale(x, ctx.dim)[0]).to(s.dtype)
+            v = _by_operators(s, ctx.dim)[0]
             return torch.autograd.grad(v, s, grad, create_graph=True)[0], None
-        along = (
-            (g * x).sum(ctx.dim, keepdim=True) / length * ((1 - square) / more) / more
-        )  # in this order none overflows
+        if not rest and has_plain_values(grad) and not is_batched(grad):
+            return native.squash(s, grad), None
+        x, g = at_least_float32(s), at_least_float32(grad)
+        scale, square, more, length = rest or _by_operators(s, ctx.dim)[1:]
+        # In this order no factor overflows.
+        along = (g * x).sum(ctx.dim, keepdim=True) / length * ((1 - square) / more) / more
         return torch.addcmul(g * scale, x, along).to(s.dtype), None

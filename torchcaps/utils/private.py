@@ -42,6 +42,12 @@ def has_plain_values(*tensors: Tensor | None) -> bool:
     return not in_dispatch_mode()
 
 
+def is_profiled() -> bool:
+    """Return whether a profiler of PyTorch sees every operator. There is no public function for this."""
+    profiled: bool = torch.autograd._profiler_enabled()
+    return profiled
+
+
 def is_compiled(module: torch.nn.Module) -> bool:
     """Return whether `module.compile()` was called. There is no public function for this."""
     return getattr(module, "_compiled_call_impl", None) is not None

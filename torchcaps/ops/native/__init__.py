@@ -84,6 +84,8 @@ def load() -> ctypes.CDLL:
     library.torchcaps_instructions.restype = library.torchcaps_available.restype = ctypes.c_char_p
     library.torchcaps_run.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(_Problem)]
     library.torchcaps_routing_pool.argtypes = [ctypes.c_int64, ctypes.POINTER(_PoolProblem)]
+    library.torchcaps_squash.argtypes = [_Number, _Number, _Number, _Tensor, _Tensor, _Tensor]
+    library.torchcaps_squash.restype = None
     name = os.environ.get("TORCHCAPS_INSTRUCTIONS")
     if name and not library.torchcaps_choose(name.encode()):
         available = library.torchcaps_available().decode()
@@ -156,24 +158,19 @@ def reduce(
     )
     # These references keep the tensors alive during the call: the library has only their addresses.
     tensors = [(name, _plain(x, dtype)) for name, x in zip(_GIVEN, (*children, *parents), strict=True) if x is not None]
-    results, grads = [_plain(x, dtype) for x in results], [_plain(x, dtype) for x in grads]
+    results, grads = tuple([_plain(x, dtype) for x in results]), tuple([_plain(x, dtype) for x in grads])
     problem.results, problem.grads = (tuple([x.data_ptr() for x in given]) for given in (results, grads))
-    parent_grads: list[Tensor | None] = [None] * len(parents)
-    added: list[tuple[Tensor, Tensor]] = []
-    if grads:
-        parent_grads = [None if x is None else x.new_empty(x.shape, dtype=dtype) for x in parents]
-        for of_rows in parent_grads[3:]:  # samples share these rows: the kernels add to them, and write the others
-            if of_rows is not None:
-                of_rows.zero_()
-        added = [(x, x.contiguous()) for x in into if x is not None]
-        contiguous = iter(added)
-        all_grads = (*(None if x is None else next(contiguous)[1] for x in into), *parent_grads)
-        tensors += [(name, x) for name, x in zip(_GRADIENTS, all_grads, strict=True) if x is not None]
+    added = [None if x is None else x.contiguous() for x in into]
+    parent_grads = [None if x is None or not grads else x.new_empty(x.shape, dtype=dtype) for x in parents]
+    for of_rows in parent_grads[3:]:  # samples share these rows: the kernels add to them, and write the others
+        if of_rows is not None:
+            of_rows.zero_()
+    tensors += [(name, x) for name, x in zip(_GRADIENTS, (*added, *parent_grads), strict=True) if x is not None]
     for name, x in tensors:
         setattr(problem, name, x.data_ptr())
     _call(functools.partial(load().torchcaps_run, operation, dtype.itemsize), problem)
-    for x, y in added:
-        if x is not y:
+    for x, y in zip(into, added, strict=True):
+        if x is not None and y is not None and x is not y:
             x.copy_(y)
     return tuple(parent_grads)
 
@@ -220,6 +217,16 @@ def routing_pool(
     )
     _call(functools.partial(load().torchcaps_routing_pool, poses.element_size()), problem)
     return total, of_sharpness
+
+
+def squash(x: Tensor, grad: Tensor | None = None) -> Tensor:
+    """Squash vectors along the last dimension of a contiguous tensor in float32 or float64, or return the gradient of
+    them for a gradient of the result. It runs on one thread, and does not ask for signals: give it few vectors."""
+    out, size = torch.empty_like(x), x.shape[-1]
+    grad = _plain(grad, x.dtype)  # kept alive: the library has only addresses
+    run = load().torchcaps_squash
+    run(x.element_size(), x.numel() // size, size, x.data_ptr(), _address(grad), out.data_ptr())
+    return out
 
 
 class _Asking:

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "problem.h"
+#include "squash.h"
 
 namespace torchcaps {
 
@@ -201,6 +202,14 @@ EXPORTED int torchcaps_run(int64_t operation, int64_t bytes, const torchcaps::Pr
   } catch (const std::exception&) {
     return torchcaps::NO_MEMORY;
   }
+}
+EXPORTED void torchcaps_squash(int64_t bytes, int64_t count, int64_t size, const void* x, const void* grad, void* out) {
+  if (bytes == 8) {
+    using T = double;
+    return torchcaps::squash(count, size, static_cast<const T*>(x), static_cast<const T*>(grad), static_cast<T*>(out));
+  }
+  using T = float;
+  torchcaps::squash(count, size, static_cast<const T*>(x), static_cast<const T*>(grad), static_cast<T*>(out));
 }
 EXPORTED int torchcaps_routing_pool(int64_t bytes, const torchcaps::PoolProblem* problem) {
   return torchcaps::chosen.routing_pool(bytes, *problem);
