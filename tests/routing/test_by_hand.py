@@ -282,6 +282,19 @@ def test_squash_of_any_length(length, dim):
     assert_close(gradient.flatten().double(), tensor([across, 2 * across / (1 + length**2)]), rtol=1e-6, atol=1e-17)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_squash_of_many_vectors(dtype, monkeypatch):
+    """Several threads share them; the gradient comes in another order in memory."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    s = torch.randn(20_001, 16, dtype=dtype, requires_grad=True)
+    given = torch.randn(16, 20_001, dtype=dtype).T
+    exact = s.detach().double().T.contiguous().requires_grad_()  # its vectors are not along the last dimension
+    v, expected = squash(s), squash(exact, 0)
+    (gradient,), (wanted,) = torch.autograd.grad(v, s, given), torch.autograd.grad(expected, exact, given.double().T)
+    assert_close(v, expected.T.to(dtype))
+    assert_close(gradient, wanted.T.to(dtype))
+
+
 def test_squash_keeps_nan_to_its_vector():
     v = squash(torch.tensor([[1.0, torch.nan], [3.0, 4.0]]))
     assert v[0].isnan().all()

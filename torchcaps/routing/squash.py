@@ -10,8 +10,6 @@ from torchcaps.ops.backend import NATIVE_MISSING
 from torchcaps.utils.arguments import FloatTensor, checked
 from torchcaps.utils.private import has_plain_values, is_batched, is_traced
 
-MOST_NUMBERS = 2**16  # that the kernel takes: more are worth the threads of PyTorch's operators
-
 
 @checked
 def squash(s: FloatTensor, dim: int = -1) -> Tensor:
@@ -57,14 +55,14 @@ def _by_operators(s: Tensor, dim: int) -> tuple[Tensor, ...]:
 
 
 def _kernel_takes(s: Tensor, dim: int) -> bool:
-    few = 0 < s.numel() <= MOST_NUMBERS and s.dtype in (torch.float32, torch.float64) and s.device.type == "cpu"
-    last = dim in (-1, s.dim() - 1) and s.is_contiguous() and not s.is_neg()
-    return few and last and NATIVE_MISSING is None and has_plain_values(s)
+    known = s.dtype in (torch.float32, torch.float64) and s.device.type == "cpu" and NATIVE_MISSING is None
+    last = dim in (-1, s.dim() - 1) and s.numel() > 0 and s.is_contiguous() and not s.is_neg()
+    return known and last and has_plain_values(s)
 
 
 class _Squash(torch.autograd.Function):
     """Its gradient, f g + f' / l (g . s) s for the length l, f = l / (1 + l^2) and the gradient g of the result, takes
-    half as many operators as those of the operators one by one. Few vectors on a CPU take a kernel."""
+    half as many operators as those of the operators one by one. On a CPU a kernel takes it."""
 
     @staticmethod
     def forward(ctx: Any, s: Tensor, dim: int) -> Tensor:

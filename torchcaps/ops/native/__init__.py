@@ -84,7 +84,7 @@ def load() -> ctypes.CDLL:
     library.torchcaps_instructions.restype = library.torchcaps_available.restype = ctypes.c_char_p
     library.torchcaps_run.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(_Problem)]
     library.torchcaps_routing_pool.argtypes = [ctypes.c_int64, ctypes.POINTER(_PoolProblem)]
-    library.torchcaps_squash.argtypes = [_Number, _Number, _Number, _Tensor, _Tensor, _Tensor]
+    library.torchcaps_squash.argtypes = [*(_Number,) * 4, *(_Tensor,) * 3]
     library.torchcaps_squash.restype = None
     name = os.environ.get("TORCHCAPS_INSTRUCTIONS")
     if name and not library.torchcaps_choose(name.encode()):
@@ -221,11 +221,13 @@ def routing_pool(
 
 def squash(x: Tensor, grad: Tensor | None = None) -> Tensor:
     """Squash vectors along the last dimension of a contiguous tensor in float32 or float64, or return the gradient of
-    them for a gradient of the result. It runs on one thread, and does not ask for signals: give it few vectors."""
+    them for a gradient of the result."""
     out, size = torch.empty_like(x), x.shape[-1]
+    count = x.numel() // size
+    threads = max(1, min(torch.get_num_threads(), x.numel() >> 16, count))  # each has some tens of microseconds of work
     grad = _plain(grad, x.dtype)  # kept alive: the library has only addresses
     run = load().torchcaps_squash
-    run(x.element_size(), x.numel() // size, size, x.data_ptr(), _address(grad), out.data_ptr())
+    run(x.element_size(), count, size, threads, x.data_ptr(), _address(grad), out.data_ptr())
     return out
 
 

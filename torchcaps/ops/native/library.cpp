@@ -203,13 +203,14 @@ EXPORTED int torchcaps_run(int64_t operation, int64_t bytes, const torchcaps::Pr
     return torchcaps::NO_MEMORY;
   }
 }
-EXPORTED void torchcaps_squash(int64_t bytes, int64_t count, int64_t size, const void* x, const void* grad, void* out) {
-  if (bytes == 8) {
-    using T = double;
-    return torchcaps::squash(count, size, static_cast<const T*>(x), static_cast<const T*>(grad), static_cast<T*>(out));
-  }
-  using T = float;
-  torchcaps::squash(count, size, static_cast<const T*>(x), static_cast<const T*>(grad), static_cast<T*>(out));
+EXPORTED void torchcaps_squash(int64_t bytes, int64_t count, int64_t size, int64_t threads, const void* x,
+                               const void* grad, void* out) {
+  auto run = [&](auto number) {
+    using T = decltype(number);
+    const T *s = static_cast<const T*>(x), *g = static_cast<const T*>(grad);
+    torchcaps::Squash<T>{count, size, threads, s, g, static_cast<T*>(out)}.run();
+  };
+  bytes == 8 ? run(double()) : run(float());
 }
 EXPORTED int torchcaps_routing_pool(int64_t bytes, const torchcaps::PoolProblem* problem) {
   return torchcaps::chosen.routing_pool(bytes, *problem);
