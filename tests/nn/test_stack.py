@@ -279,3 +279,12 @@ def test_bad_stacks():
     last = InvertedAttentionRouting(2, gradient="last")
     with pytest.raises(ValueError, match="gradient='last' would cut off"):
         CapsuleStack(CapsuleLinear(4, 3, 2, 2, last), schedule="concurrent")
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "concurrent"])
+def test_scores_are_read_once(schedule):
+    """They are checked by the first layer, not by the stack as well: the warning about them comes once."""
+    layers = [CapsuleLinear(4, 4, 3, 3, DynamicRouting()) for _ in range(2)]
+    with pytest.warns(UserWarning, match="as in a mask") as seen:
+        CapsuleStack(*layers, schedule=schedule).eval()(Capsules(torch.randn(2, 4, 3), torch.ones(2, 4)))
+    assert len(seen) == 1
