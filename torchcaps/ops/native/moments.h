@@ -93,60 +93,64 @@ class Moments : public MomentsLoop<Moments<T, L, A>, T, L, A> {
   void group(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) this->make_votes(s, count, c);
     if (A != UNIFORM)
-      this->for_samples(count, [&](auto n, int m, int c) INLINED { compare<decltype(n)::value>(s + m, m, c); });
+      this->for_chunk([&](auto n, int c) INLINED { compare<decltype(n)::value>(s, count, c); });
     this->find_coefficients(s, count);
     for (int i = 0; this->gates && i < count * chunk; i++) {
       const T gate = this->gate(s + i / chunk, i % chunk);
       for (int64_t b = 0; b < blocks; b++) shares[i][b] *= gate;
     }
-    this->for_samples(count, [&](auto n, int m, int c) INLINED { add<decltype(n)::value>(s + m, m, c); });
+    this->for_chunk([&](auto n, int c) INLINED { add<decltype(n)::value>(s, count, c); });
   }
   // Compares the votes of C children, those of the chunk from `first` on, with the parents.
   template <int C>
-  SEPARATE void compare(int64_t s, int m, int first) {
-    const V* own[C];
-    for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
-    this->template sum_features<C>({shares + m * chunk + first}, [&](V* sums, int64_t f) INLINED {
+  SEPARATE void compare(int64_t s, int count, int first) {
+    for (int m = 0; m < count; m++, s++) {
+      const V* own[C];
+      for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
+      this->template sum_features<C>({shares + m * chunk + first}, [&](V* sums, int64_t f) INLINED {
 #pragma GCC unroll 4
-      for (int c = 0; c < C; c++) sums[c] += this->logit_of(own[c][f], s, f);
-    });
+        for (int c = 0; c < C; c++) sums[c] += this->logit_of(own[c][f], s, f);
+      });
+    }
   }
   // Joins C children to the totals of a sample.
   template <int C>
-  SEPARATE void add(int64_t s, int m, int first) {
-    const V *own[C], *weight[C];
-    V** numbers = shares + m * chunk + first;
-    for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c), weight[c] = this->to_tiles(numbers[c], 3 + c);
-    V *center = of_run + s * total_size, *scatter = center + size, *mass = scatter + size, *benefit = mass + 2 * blocks;
-    for (int64_t b = 0; b < blocks; b++) {
-      V added = {};
-      for (int c = 0; c < C; c++) {
-        added += numbers[c][b];
-        if (betas) add_exactly(benefit[b], benefit[blocks + b], betas.row(first + c)[b] * numbers[c][b]);
-      }
-      join(b, mass, added);
-      scales[b] = 1 / nonzero<T, L>(added);
-    }
-    const V *share = this->to_tiles(joined, 0), *between = this->to_tiles(betweens, 1), *scale = this->to_tiles(scales, 2);
-    this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
-      V w[C];
-      for (int c = 0; c < C; c++) w[c] = weight[c][t];
-      const V scale_t = scale[t], between_t = between[t], share_t = share[t];
-      for (; f < end; f++) {
-        V sum = w[0] * own[0][f], squares = {};
-#pragma GCC unroll 4
-        for (int c = 1; c < C; c++) sum += w[c] * own[c][f];
-        const V mean = sum * scale_t;
-#pragma GCC unroll 4
+  SEPARATE void add(int64_t s, int count, int first) {
+    for (int m = 0; m < count; m++, s++) {
+      const V *own[C], *weight[C];
+      V** numbers = shares + m * chunk + first;
+      for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c), weight[c] = this->to_tiles(numbers[c], 3 + c);
+      V *center = of_run + s * total_size, *scatter = center + size, *mass = scatter + size, *benefit = mass + 2 * blocks;
+      for (int64_t b = 0; b < blocks; b++) {
+        V added = {};
         for (int c = 0; c < C; c++) {
-          const V e = own[c][f] - mean;
-          squares += w[c] * e * e;
+          added += numbers[c][b];
+          if (betas) add_exactly(benefit[b], benefit[blocks + b], betas.row(first + c)[b] * numbers[c][b]);
         }
-        const V step = mean - center[f];
-        scatter[f] += squares + step * step * between_t;
-        center[f] += step * share_t;
+        join(b, mass, added);
+        scales[b] = 1 / nonzero<T, L>(added);
       }
-    });
+      const V *share = this->to_tiles(joined, 0), *between = this->to_tiles(betweens, 1), *scale = this->to_tiles(scales, 2);
+      this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
+        V w[C];
+        for (int c = 0; c < C; c++) w[c] = weight[c][t];
+        const V scale_t = scale[t], between_t = between[t], share_t = share[t];
+        for (; f < end; f++) {
+          V sum = w[0] * own[0][f], squares = {};
+#pragma GCC unroll 4
+          for (int c = 1; c < C; c++) sum += w[c] * own[c][f];
+          const V mean = sum * scale_t;
+#pragma GCC unroll 4
+          for (int c = 0; c < C; c++) {
+            const V e = own[c][f] - mean;
+            squares += w[c] * e * e;
+          }
+          const V step = mean - center[f];
+          scatter[f] += squares + step * step * between_t;
+          center[f] += step * share_t;
+        }
+      });
+    }
   }
   // Adds mass: `joined` is the part of the sum that is new, and `betweens` the factor of the squared distance between
   // the old and the new center.
@@ -244,34 +248,36 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
 
   void group(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) this->make_votes(s, count, c);
-    this->for_samples(count, [&](auto n, int m, int c) INLINED { compare<decltype(n)::value>(s + m, m, c); });
+    this->for_chunk([&](auto n, int c) INLINED { compare<decltype(n)::value>(s, count, c); });
     this->find_coefficients(s, count);
     of_logits(s, count);
-    this->for_samples(count, [&](auto n, int m, int c) INLINED { replace<decltype(n)::value>(s + m, m, c); });
+    this->for_chunk([&](auto n, int c) INLINED { replace<decltype(n)::value>(s, count, c); });
     for (int c = 0; c < chunk; c++) this->add_child_gradients(s, count, c);
   }
   // Computes the logits of C children, those of the chunk from `first` on, and the gradients of their shares without the
   // terms that do not depend on the vote.
   template <int C>
-  SEPARATE void compare(int64_t s, int m, int first) {
-    const V *own[C], *center = mean + s * size, *pulls = pull + s * size, *spreads = spread + s * size;
-    for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
-    const int i = m * chunk + first;
-    auto benefit = [&](V vote, int64_t f) INLINED {
-      const V e = vote - center[f];
-      return (pulls[f] + spreads[f] * e) * e;
-    };
-    if constexpr (A == UNIFORM) {
-      this->template sum_features<C>({benefits + i}, [&](V* sums, int64_t f) INLINED {
+  SEPARATE void compare(int64_t s, int count, int first) {
+    for (int m = 0; m < count; m++, s++) {
+      const V *own[C], *center = mean + s * size, *pulls = pull + s * size, *spreads = spread + s * size;
+      for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
+      const int i = m * chunk + first;
+      auto benefit = [&](V vote, int64_t f) INLINED {
+        const V e = vote - center[f];
+        return (pulls[f] + spreads[f] * e) * e;
+      };
+      if constexpr (A == UNIFORM) {
+        this->template sum_features<C>({benefits + i}, [&](V* sums, int64_t f) INLINED {
 #pragma GCC unroll 4
-        for (int c = 0; c < C; c++) sums[c] += benefit(own[c][f], f);
-      });
-    } else {
-      this->template sum_features<C>({benefits + i, shares + i}, [&](V* sums, int64_t f) INLINED {
+          for (int c = 0; c < C; c++) sums[c] += benefit(own[c][f], f);
+        });
+      } else {
+        this->template sum_features<C>({benefits + i, shares + i}, [&](V* sums, int64_t f) INLINED {
 #pragma GCC unroll 4
-        for (int c = 0; c < C; c++)
-          sums[c] += benefit(own[c][f], f), sums[C + c] += this->logit_of(own[c][f], s, f);
-      });
+          for (int c = 0; c < C; c++)
+            sums[c] += benefit(own[c][f], f), sums[C + c] += this->logit_of(own[c][f], s, f);
+        });
+      }
     }
   }
   // Turns coefficients into shares, and benefits into the gradients of the logits, `slopes`.
@@ -307,42 +313,44 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
   }
   // Replaces the votes of C children by their gradients, and adds to the gradients of the parents' tensors.
   template <int C>
-  SEPARATE void replace(int64_t s, int m, int first) {
-    const V *q = target + s * size, *precise = precision + s * size, *shares_of[C], *slopes_of[C];
-    const V *center = mean + s * size, *pulls = pull + s * size, *spreads = spread + s * size;
-    V *own[C], *grad_target = of_run + s * total_size, *grad_precision = grad_target + size;
-    for (int c = 0; c < C; c++) {
-      const int i = m * chunk + first + c;
-      own[c] = this->vote(m, first + c);
-      shares_of[c] = this->to_tiles(shares[i], c), slopes_of[c] = this->to_tiles(slopes[i], C + c);
-    }
-    this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
-      V share[C], slope[C];
-      for (int c = 0; c < C; c++) share[c] = shares_of[c][t], slope[c] = slopes_of[c][t];
-      for (; f < end; f++) {
-        const V center_f = center[f], pull_f = pulls[f], spread_f = spreads[f] * T(2);
-        V q_f = {}, precise_f = {}, sum = {}, squares = {};
-        if (A != UNIFORM) q_f = q[f], sum = grad_target[f];
-        if (A == GAUSSIAN) precise_f = precise[f], squares = grad_precision[f];
-#pragma GCC unroll 4
-        for (int c = 0; c < C; c++) {
-          const V x = own[c][f];
-          V grad = share[c] * (pull_f + spread_f * (x - center_f));
-          if constexpr (A == DOT) {
-            sum += slope[c] * x;
-            grad += slope[c] * q_f;
-          } else if constexpr (A == GAUSSIAN) {
-            const V e = x - q_f, moved = slope[c] * e;
-            sum += moved;
-            squares += moved * e;
-            grad -= moved * precise_f;
-          }
-          own[c][f] = grad;
-        }
-        if (A != UNIFORM) grad_target[f] = sum;
-        if (A == GAUSSIAN) grad_precision[f] = squares;
+  SEPARATE void replace(int64_t s, int count, int first) {
+    for (int m = 0; m < count; m++, s++) {
+      const V *q = target + s * size, *precise = precision + s * size, *shares_of[C], *slopes_of[C];
+      const V *center = mean + s * size, *pulls = pull + s * size, *spreads = spread + s * size;
+      V *own[C], *grad_target = of_run + s * total_size, *grad_precision = grad_target + size;
+      for (int c = 0; c < C; c++) {
+        const int i = m * chunk + first + c;
+        own[c] = this->vote(m, first + c);
+        shares_of[c] = this->to_tiles(shares[i], c), slopes_of[c] = this->to_tiles(slopes[i], C + c);
       }
-    });
+      this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
+        V share[C], slope[C];
+        for (int c = 0; c < C; c++) share[c] = shares_of[c][t], slope[c] = slopes_of[c][t];
+        for (; f < end; f++) {
+          const V center_f = center[f], pull_f = pulls[f], spread_f = spreads[f] * T(2);
+          V q_f = {}, precise_f = {}, sum = {}, squares = {};
+          if (A != UNIFORM) q_f = q[f], sum = grad_target[f];
+          if (A == GAUSSIAN) precise_f = precise[f], squares = grad_precision[f];
+#pragma GCC unroll 4
+          for (int c = 0; c < C; c++) {
+            const V x = own[c][f];
+            V grad = share[c] * (pull_f + spread_f * (x - center_f));
+            if constexpr (A == DOT) {
+              sum += slope[c] * x;
+              grad += slope[c] * q_f;
+            } else if constexpr (A == GAUSSIAN) {
+              const V e = x - q_f, moved = slope[c] * e;
+              sum += moved;
+              squares += moved * e;
+              grad -= moved * precise_f;
+            }
+            own[c][f] = grad;
+          }
+          if (A != UNIFORM) grad_target[f] = sum;
+          if (A == GAUSSIAN) grad_precision[f] = squares;
+        }
+      });
+    }
   }
 
   void finish(int64_t sample, V* total) {

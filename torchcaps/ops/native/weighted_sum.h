@@ -143,7 +143,7 @@ class WeightedSum : public Weighing<WeightedSum<T, L>, T, L> {
   }
   void group(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) this->make_votes(s, count, c);
-    this->for_samples(count, [&](auto n, int m, int c) INLINED { compare<decltype(n)::value>(s + m, m, c); });
+    this->for_chunk([&](auto n, int c) INLINED { compare<decltype(n)::value>(s, count, c); });
     if (!a.over_children) this->weigh_parents(s, chunk, count * chunk, logits);
     for (int m = 0; a.over_children && m < count; m++) {
       V* sums = of_run + (s + m) * total_size;
@@ -151,47 +151,51 @@ class WeightedSum : public Weighing<WeightedSum<T, L>, T, L> {
       const V* factor = this->to_tiles(this->factors, 0);
       this->for_features([&](int64_t t, int64_t f) INLINED { sums[f] *= factor[t]; });
     }
-    this->for_samples(count, [&](auto n, int m, int c) INLINED { add<decltype(n)::value>(s + m, m, c); });
+    this->for_chunk([&](auto n, int c) INLINED { add<decltype(n)::value>(s, count, c); });
   }
   // Compares the votes of C children, those of the chunk from `first` on, with the query.
   template <int C>
-  SEPARATE void compare(int64_t s, int m, int first) {
-    const V *q = query + s * size, *own[C];
-    for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
-    V **logit = logits + m * chunk + first, **square = squares + m * chunk + first;
-    if (!a.unit) {
-      this->template sum_features<C>({logit}, [&](V* sums, int64_t f) INLINED {
+  SEPARATE void compare(int64_t s, int count, int first) {
+    for (int m = 0; m < count; m++, s++) {
+      const V *q = query + s * size, *own[C];
+      for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
+      V **logit = logits + m * chunk + first, **square = squares + m * chunk + first;
+      if (!a.unit) {
+        this->template sum_features<C>({logit}, [&](V* sums, int64_t f) INLINED {
 #pragma GCC unroll 4
-        for (int c = 0; c < C; c++) sums[c] += own[c][f] * q[f];
+          for (int c = 0; c < C; c++) sums[c] += own[c][f] * q[f];
+        });
+        continue;
+      }
+      this->template sum_features<C>({logit, square}, [&](V* sums, int64_t f) INLINED {
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) sums[c] += own[c][f] * q[f], sums[C + c] += own[c][f] * own[c][f];
       });
-      return;
+      for (int c = 0; c < C; c++)
+        for (int64_t b = 0; b < blocks; b++) logit[c][b] /= nonzero<T, L>(root<T, L>(square[c][b]));
     }
-    this->template sum_features<C>({logit, square}, [&](V* sums, int64_t f) INLINED {
-#pragma GCC unroll 4
-      for (int c = 0; c < C; c++) sums[c] += own[c][f] * q[f], sums[C + c] += own[c][f] * own[c][f];
-    });
-    for (int c = 0; c < C; c++)
-      for (int64_t b = 0; b < blocks; b++) logit[c][b] /= nonzero<T, L>(root<T, L>(square[c][b]));
   }
   // Adds the weighted votes of C children to the sums.
   template <int C>
-  SEPARATE void add(int64_t s, int m, int first) {
-    V* sums = of_run + s * total_size;
-    const V *own[C], *weight[C];
-    for (int c = 0; c < C; c++) {
-      own[c] = this->vote(m, first + c);
-      weight[c] = this->to_tiles(logits[m * chunk + first + c], c);
-    }
-    this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
-      V w[C];
-      for (int c = 0; c < C; c++) w[c] = weight[c][t];
-      for (; f < end; f++) {
-        V x = sums[f];
-#pragma GCC unroll 4
-        for (int c = 0; c < C; c++) x += w[c] * own[c][f];
-        sums[f] = x;
+  SEPARATE void add(int64_t s, int count, int first) {
+    for (int m = 0; m < count; m++, s++) {
+      V* sums = of_run + s * total_size;
+      const V *own[C], *weight[C];
+      for (int c = 0; c < C; c++) {
+        own[c] = this->vote(m, first + c);
+        weight[c] = this->to_tiles(logits[m * chunk + first + c], c);
       }
-    });
+      this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
+        V w[C];
+        for (int c = 0; c < C; c++) w[c] = weight[c][t];
+        for (; f < end; f++) {
+          V x = sums[f];
+#pragma GCC unroll 4
+          for (int c = 0; c < C; c++) x += w[c] * own[c][f];
+          sums[f] = x;
+        }
+      });
+    }
   }
 
  private:
@@ -217,6 +221,7 @@ class WeighingBackward : public Worker<Self, T, L> {
     grad = arena.template get<V>(this->block * size);
     log_mass = arena.template get<V>(this->block * blocks);
     expected = arena.template get<V>(this->block * blocks);
+    sums = arena.template get<V>(size);
   }
   void begin(int64_t s, int64_t sample) {
     const int64_t i = sample * a.parents, features = a.rows * a.h;
@@ -225,12 +230,10 @@ class WeighingBackward : public Worker<Self, T, L> {
     at.pack(of_sums, grad + s * size);
     if (!a.over_children) return;
     at.pack_numbers(static_cast<const T*>(a.results[1]) + i, log_mass + s * blocks, INFINITY);
-    const T* sums = static_cast<const T*>(a.results[0]) + i * features;
-    T* out = reinterpret_cast<T*>(expected + s * blocks);
-    for (int64_t j = 0; j < a.parents; j++) {
-      T& mean = out[at.slot(j)] = 0;
-      for (int64_t f = 0; f < features; f++) mean += of_sums[j * features + f] * sums[j * features + f];
-    }
+    // Added in the same order as the benefits, so that the difference is exactly 0 where one child has all the weight.
+    V *g = grad + s * size, *mean = expected + s * blocks;
+    at.pack(static_cast<const T*>(a.results[0]) + i * features, sums);
+    this->template sum_features<1>({&mean}, [&](V* total, int64_t f) INLINED { total[0] += sums[f] * g[f]; });
   }
 
   // Replaces n rows of logits by their gradients and computes weights; softmax over the parents. `per` rows belong to
@@ -316,7 +319,7 @@ class WeighingBackward : public Worker<Self, T, L> {
   const int64_t total_size;
 
  protected:
-  V *query, *grad, *log_mass, *expected;
+  V *query, *grad, *log_mass, *expected, *sums;
 };
 
 template <class T, int L>
@@ -334,67 +337,73 @@ class WeightedSumBackward : public WeighingBackward<WeightedSumBackward<T, L>, T
   }
   void group(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) this->make_votes(s, count, c);
-    this->for_samples(count, [&](auto n, int m, int c) INLINED { compare<decltype(n)::value>(s + m, m, c); });
+    this->for_chunk([&](auto n, int c) INLINED { compare<decltype(n)::value>(s, count, c); });
     if (!a.over_children) this->of_logits_of_parents(s, chunk, count * chunk, logits, weights, benefits, of_votes);
     for (int m = 0, i = 0; a.over_children && m < count; m++, i += chunk)
       this->of_logits_of_children(s + m, chunk, 0, blocks, logits + i, weights + i, benefits + i, of_votes + i);
-    this->for_samples(count, [&](auto n, int m, int c) INLINED { replace<decltype(n)::value>(s + m, m, c); });
+    this->for_chunk([&](auto n, int c) INLINED { replace<decltype(n)::value>(s, count, c); });
     for (int c = 0; c < chunk; c++) this->add_child_gradients(s, count, c);
   }
   // Compares the votes of C children, those of the chunk from `first` on, with the query and the gradient of the sums.
   template <int C>
-  SEPARATE void compare(int64_t s, int m, int first) {
-    const V *q = query + s * size, *g = grad + s * size, *own[C];
-    for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
-    const int i = m * chunk + first;
-    if (a.unit) {
-      this->template sum_features<C>({logits + i, benefits + i, of_votes + i}, [&](V* sums, int64_t f) INLINED {
+  SEPARATE void compare(int64_t s, int count, int first) {
+    for (int m = 0; m < count; m++, s++) {
+      const V *q = query + s * size, *g = grad + s * size, *own[C];
+      for (int c = 0; c < C; c++) own[c] = this->vote(m, first + c);
+      const int i = m * chunk + first;
+      if (a.unit) {
+        this->template sum_features<C>({logits + i, benefits + i, of_votes + i}, [&](V* sums, int64_t f) INLINED {
 #pragma GCC unroll 4
-        for (int c = 0; c < C; c++) {
-          sums[c] += own[c][f] * q[f], sums[C + c] += own[c][f] * g[f];
-          sums[2 * C + c] += own[c][f] * own[c][f];
-        }
-      });
-    } else {
-      this->template sum_features<C>({logits + i, benefits + i}, [&](V* sums, int64_t f) INLINED {
+          for (int c = 0; c < C; c++) {
+            sums[c] += own[c][f] * q[f], sums[C + c] += own[c][f] * g[f];
+            sums[2 * C + c] += own[c][f] * own[c][f];
+          }
+        });
+      } else {
+        this->template sum_features<C>({logits + i, benefits + i}, [&](V* sums, int64_t f) INLINED {
 #pragma GCC unroll 4
-        for (int c = 0; c < C; c++) sums[c] += own[c][f] * q[f], sums[C + c] += own[c][f] * g[f];
-      });
+          for (int c = 0; c < C; c++) sums[c] += own[c][f] * q[f], sums[C + c] += own[c][f] * g[f];
+        });
+      }
     }
   }
   // Replaces the votes of C children by their gradients, and adds to the gradient of the query.
   template <int C>
-  SEPARATE void replace(int64_t s, int m, int first) {
-    V *own[C], *of_query = of_run + s * total_size;
-    const V *q = query + s * size, *g = grad + s * size, *slopes[C], *shares[C], *backs[C];
-    for (int c = 0; c < C; c++) {
-      const int i = m * chunk + first + c;
-      own[c] = this->vote(m, first + c);
-      slopes[c] = this->to_tiles(logits[i], c), shares[c] = this->to_tiles(weights[i], C + c);
-      backs[c] = a.unit ? this->to_tiles(of_votes[i], 2 * C + c) : nullptr;
-    }
-    if (a.unit)
-      return this->for_features([&](int64_t t, int64_t f) INLINED {
-        for (int c = 0; c < C; c++) {
-          const V x = own[c][f];
-          of_query[f] += slopes[c][t] * x;
-          own[c][f] = shares[c][t] * g[f] + slopes[c][t] * q[f] + backs[c][t] * x;
+  SEPARATE void replace(int64_t s, int count, int first) {
+    for (int m = 0; m < count; m++, s++) {
+      V *own[C], *of_query = of_run + s * total_size;
+      const V *q = query + s * size, *g = grad + s * size, *slopes[C], *shares[C], *backs[C];
+      for (int c = 0; c < C; c++) {
+        const int i = m * chunk + first + c;
+        own[c] = this->vote(m, first + c);
+        slopes[c] = this->to_tiles(logits[i], c), shares[c] = this->to_tiles(weights[i], C + c);
+        backs[c] = a.unit ? this->to_tiles(of_votes[i], 2 * C + c) : nullptr;
+      }
+      if (a.unit) {
+        this->for_features([&](int64_t t, int64_t f) INLINED {
+          for (int c = 0; c < C; c++) {
+            const V x = own[c][f];
+            of_query[f] += slopes[c][t] * x;
+            own[c][f] = shares[c][t] * g[f] + slopes[c][t] * q[f] + backs[c][t] * x;
+          }
+        });
+        continue;
+      }
+      this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
+        V slope[C], share[C];
+        for (int c = 0; c < C; c++) slope[c] = slopes[c][t], share[c] = shares[c][t];
+        for (; f < end; f++) {
+          const V query_f = q[f], grad_f = g[f];
+          V sum = of_query[f];
+#pragma GCC unroll 4
+          for (int c = 0; c < C; c++) {
+            sum += slope[c] * own[c][f];
+            own[c][f] = share[c] * grad_f + slope[c] * query_f;
+          }
+          of_query[f] = sum;
         }
       });
-    this->for_tiles([&](int64_t t, int64_t f, int64_t end) INLINED {
-      V slope[C], share[C];
-      for (int c = 0; c < C; c++) slope[c] = slopes[c][t], share[c] = shares[c][t];
-      for (; f < end; f++) {
-        const V query_f = q[f], grad_f = g[f];
-        V sum = of_query[f];
-#pragma GCC unroll 4
-        for (int c = 0; c < C; c++) {
-          sum += slope[c] * own[c][f];
-          own[c][f] = share[c] * grad_f + slope[c] * query_f;
-        }
-        of_query[f] = sum;
-      }
-    });
+    }
   }
 
  private:

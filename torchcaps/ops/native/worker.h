@@ -25,7 +25,8 @@ struct Product {
       start[k] = (k / at.columns * d * at.columns + k % at.columns) * L;
   }
 
-  // out[i][k] = first[i][k] + sum_d poses[i][d] weight[d][k]; without `first` the sums begin with 0.
+  // out[i][k] = first[i][k] + sum_d poses[i][d] weight[d][k]; `first` may be null. It is added last: a long sum is then
+  // rounded once for each child.
   void votes(int64_t lines, const T* const* poses, const T* weight, const V* const* first, V* const* out) const {
     in_blocks<LINES>(lines, [&](auto n, int64_t i) INLINED {
       constexpr int N = decltype(n)::value;
@@ -35,9 +36,7 @@ struct Product {
         constexpr int C = decltype(c)::value;
         const T* column[C];
         for (int j = 0; j < C; j++) column[j] = weight + start[k + j];
-        V x[N * C];
-#pragma GCC unroll 16
-        for (int j = 0; j < N * C; j++) x[j] = first ? first[i + j / C][k + j % C] : V{};
+        V x[N * C] = {};
         for (int64_t e = 0, from = 0; e < d; e++, from += step) {
           V w[C];
 #pragma GCC unroll 8
@@ -46,6 +45,9 @@ struct Product {
 #pragma GCC unroll 16
           for (int j = 0; j < N * C; j++) x[j] += p[j / C][e] * w[j % C];
         }
+        if (first)
+#pragma GCC unroll 16
+          for (int j = 0; j < N * C; j++) x[j] += first[i + j / C][k + j % C];
 #pragma GCC unroll 16
         for (int j = 0; j < N * C; j++) out[i + j / C][k + j % C] = x[j];
       });
@@ -321,14 +323,11 @@ class Worker {
       for (; i < end; i++) f(t, i);
     });
   }
-  // Calls f(Known<C>, m, c) for `count` samples of the group and the chunk's children: all of a full chunk at once,
-  // others one by one.
+  // Calls f(Known<C>, c) for the chunk's children: all of a full chunk at once, others one by one.
   template <class F>
-  INLINE void for_samples(int count, F f) const {
-    for (int m = 0; m < count; m++) {
-      if (chunk == CHUNK) f(Known<CHUNK>(), m, 0);
-      for (int c = 0; chunk < CHUNK && c < chunk; c++) f(Known<1>(), m, c);
-    }
+  INLINE void for_chunk(F f) const {
+    if (chunk == CHUNK) return f(Known<CHUNK>(), 0);
+    for (int c = 0; c < chunk; c++) f(Known<1>(), c);
   }
 
   // Replaces logits by coefficients, the softmax over the parents, in n rows.
