@@ -26,7 +26,7 @@ class MomentsLoop : public Worker<Self, T, L> {
 
   MomentsLoop(const Problem& a, const Shard& shard, SharedGradients& shared)
       : Base(a, shard, shared), total_size(Self::size_of_total(a, at)),
-        betas(arena, a, at, a.betas, shared.of_shard(3, shard.number), a.betas_groups, a.betas_parents, CHUNK) {}
+        betas(arena, a, at, shard, a.betas, shared.of_shard(3, shard.number), a.betas_groups, a.betas_parents, CHUNK) {}
 
   void make_room() {
     if (A != UNIFORM) target = arena.template get<V>(this->block * size);

@@ -17,6 +17,7 @@ constexpr int CHUNK = 4;          // children of a chunk
 constexpr int CHILDREN = 32;      // most children at a time that share weights: size of buffers with an entry per child
 constexpr int RUN = 256;          // children of a run: long sums are sums of shorter ones, to lose fewer digits
 constexpr int MOST_SAMPLES = 64;  // most samples of a block
+constexpr int FEW = 8;            // samples for which weights are not packed
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -85,10 +86,11 @@ struct Places {
 // Where the numbers of the parents stand. A vector holds P neighboring columns of G = L / P parents, its tile: with
 // P = 1 the lanes lie along the parents, with P = L along the columns. Empty lanes are 0. Of the possible P the one is
 // taken that promises the least time, counted in cycles as measured with AVX2: few vectors, that is few empty lanes, but
-// P = 1 needs no sums over lanes, and P = L may need no packing.
+// P = 1 needs no sums over lanes, and with P = L weights need no packing.
 //
-// (parents, rows, h) become vectors (rows, tiles, columns), and weights (parents, d, h) become (tiles, d, columns): the
-// order in memory if P = L and h is a multiple of it.
+// (parents, rows, h) become vectors (rows, tiles, columns), and weights (parents, d, h) become (tiles, d, columns). They
+// stay as they are if P = L and h is a multiple of it; or any h for few samples, where packing would take longest: the
+// last column of a row then has lanes from the next row, which votes set to 0.
 //
 // Numbers of the parents, such as logits, fill all lanes of few vectors, the blocks: `sum_tiles` sums the lanes of each
 // parent, one vector for each tile, into numbers, and `to_tiles` does the opposite. Both fix which lane a parent has.
@@ -99,10 +101,10 @@ struct Layout {
     double least_time = INFINITY;
     for (int p = along_parents ? 1 : L; p >= 1; p /= 2) {
       const int64_t tiles = parts(parents, L / p), vectors = tiles * parts(h, p);
-      const bool packed = p < L || h % L != 0;
-      const double packing = packed ? 1.5 * a.d / static_cast<double>(least(samples, MOST_SAMPLES)) : 0;
+      const bool stored = p == L && (h % L == 0 || samples < FEW);
+      const double packing = stored ? 0 : 1.5 * a.d / static_cast<double>(least(samples, MOST_SAMPLES));
       const double time = vectors * (rows * (0.5 * a.d + 2) + packing) + (p > 1 ? 4 * tiles : 0);
-      if (time < least_time) least_time = time, P = p;
+      if (time < least_time) least_time = time, P = p, as_stored = stored;
     }
     G = L / P;
     tiles = parts(parents, G);
@@ -111,6 +113,8 @@ struct Layout {
     room = blocks * P;
     row = tiles * columns;
     size = rows * row;
+    weight_step = as_stored ? h : columns * L;
+    weight_size = parts(tiles * a.d * weight_step + (as_stored ? L : 0), L) * L;
   }
   // Index of a parent's number.
   INLINE int64_t slot(int64_t j) const { return j / G / P * L + j % G * P + j / G % P; }
@@ -147,12 +151,17 @@ struct Layout {
     move<true, ADD>(x, rows, columns, row, const_cast<V*>(in));
   }
   // The same for weights, (parents, d, h).
-  void pack_weight(const T* x, int64_t d, V* out) const { move<false>(const_cast<T*>(x), d, d * columns, columns, out); }
-  void add_weight(const V* in, int64_t d, T* x) const {
-    move<true, true>(x, d, d * columns, columns, const_cast<V*>(in));
+  void pack_weight(const T* x, int64_t d, T* out) const {
+    if (as_stored) {
+      memcpy(out, x, parents * d * h * sizeof(T));
+    } else {
+      move<false>(const_cast<T*>(x), d, d * columns, columns, reinterpret_cast<V*>(out));
+    }
   }
-  // Whether weights need not be packed.
-  bool as_stored() const { return P == L && h % L == 0; }
+  void add_weight(const T* in, int64_t d, T* x) const {
+    for (int64_t i = 0; as_stored && i < parents * d * h; i++) x[i] += in[i];
+    if (!as_stored) move<true, true>(x, d, d * columns, columns, reinterpret_cast<V*>(const_cast<T*>(in)));
+  }
   // The same for a number of each parent, (parents); other lanes are `fill`.
   void pack_numbers(const T* x, V* out, T fill) const {
     for (int64_t b = 0; b < blocks; b++) out[b] = splat<T, L>(fill);
@@ -165,6 +174,8 @@ struct Layout {
   int64_t parents, rows, h, P = 1, G, tiles, columns;
   int64_t blocks, room;  // vectors of a number of each parent, and for sum_tiles
   int64_t row, size;     // vectors of one row of all parents, and of all rows
+  int64_t weight_step, weight_size;  // numbers from one d to the next, and of all weights of a child
+  bool as_stored = false;            // whether weights are not packed
 
  private:
   template <int N>
@@ -264,27 +275,25 @@ enum class Of { WEIGHT, BIAS, NUMBER };  // what a row holds: (parents, d, h), (
 
 // Rows that children share in groups of equal size: weights, biases, offsets or betas, and their gradients. Each slot
 // holds one packed row, and a sum that is still to be added to its gradient. The children of a chunk have a slot each.
-// Weights that need no packing are used where they are.
+// Weights that need no packing are used where they are, but for the last row of the shard: vectors read and write a few
+// numbers of the next row.
 template <class T, int L, Of OF>
 class Rows {
  public:
   using V = Vec<T, L>;
   // x is (groups, kernel places, shared, ...), where `shared` is the number of parents or 1.
-  Rows(Arena& arena, const Problem& a, const Layout<T, L>& layout, const void* x, void* grad, int64_t groups,
-       int64_t shared, int slots, T fill = 0)
+  Rows(Arena& arena, const Problem& a, const Layout<T, L>& layout, const Shard& shard, const void* x, void* grad,
+       int64_t groups, int64_t shared, int slots, T fill = 0)
       : layout_(layout), x_(static_cast<const T*>(x)), grad_(static_cast<T*>(grad)), shared_(shared), d_(a.d),
         width_(OF == Of::WEIGHT ? a.d * a.h : OF == Of::BIAS ? a.rows * a.h : 1),
-        size_(OF == Of::WEIGHT ? a.d * layout.row : OF == Of::BIAS ? layout.size : layout.blocks),
+        size_(OF == Of::WEIGHT ? layout.weight_size : OF == Of::BIAS ? layout.size * L : layout.blocks * L),
         per_group_(groups ? a.types / groups : 1), kernel_(a.down * a.across), slots_(slots), fill_(fill),
-        in_place_(OF == Of::WEIGHT && layout.as_stored()) {
-    T* packed = x && !in_place_ ? arena.get<T>(slots * size_ * L) : nullptr;
-    T* sums = grad && !in_place_ ? arena.get<T>(slots * size_ * L) : nullptr;
+        in_place_(OF == Of::WEIGHT && layout.as_stored),
+        last_row_((shard.last_type - 1) / per_group_ * kernel_ + kernel_ - 1) {
+    packed_ = x ? arena.get<T>(slots * size_) : nullptr;
+    sums_ = grad ? arena.get<T>(slots * size_) : nullptr;
     wide_ = arena.get<T>(layout.parents * (shared == layout.parents ? 1 : width_));
-    for (int i = 0; i < slots; i++) {
-      row_[i] = -1;
-      packed_[i] = packed ? packed + i * size_ * L : nullptr;
-      sums_[i] = sums ? sums + i * size_ * L : nullptr;
-    }
+    for (int i = 0; i < slots; i++) row_[i] = -1;
   }
   // Packs the row of a child, given by its type and its place in the window, into slot i.
   void load(int i, int64_t type, int64_t place) {
@@ -294,27 +303,23 @@ class Rows {
     flush(i);
     row_[i] = row;
     const T* x = x_ + row * shared_ * width_;
-    if (in_place_) {
-      packed_[i] = const_cast<T*>(x);
-      if (grad_) sums_[i] = grad_ + row * shared_ * width_;
-      return;
-    }
+    if (used_in_place(i)) return;
     if (shared_ != layout_.parents) {  // one row for all parents
       for (int64_t j = 0; j < layout_.parents; j++) memcpy(wide_ + j * width_, x, width_ * sizeof(T));
       x = wide_;
     }
-    V* out = reinterpret_cast<V*>(packed_[i]);
-    if (OF == Of::WEIGHT) layout_.pack_weight(x, d_, out);
+    V* out = reinterpret_cast<V*>(packed_ + i * size_);
+    if (OF == Of::WEIGHT) layout_.pack_weight(x, d_, packed_ + i * size_);
     if (OF == Of::BIAS) layout_.pack(x, out);
     if (OF == Of::NUMBER) layout_.pack_numbers(x, out, fill_);
   }
   void flush(int i) {
-    if (!grad_ || in_place_ || row_[i] < 0) return;
-    T* grad = grad_ + row_[i] * shared_ * width_;
-    const V* sums = reinterpret_cast<const V*>(sums_[i]);
+    if (!grad_ || row_[i] < 0 || used_in_place(i)) return;
+    T *grad = grad_ + row_[i] * shared_ * width_, *own = sums_ + i * size_;
+    const V* sums = reinterpret_cast<const V*>(own);
     const bool narrow = shared_ != layout_.parents;
     if (OF == Of::WEIGHT) {
-      layout_.add_weight(sums, d_, grad);
+      layout_.add_weight(own, d_, grad);
     } else if (OF == Of::BIAS && !narrow) {
       layout_.template unpack<true>(sums, grad);
     } else {
@@ -323,27 +328,31 @@ class Rows {
       for (int64_t j = 0; j < layout_.parents; j++)
         for (int64_t f = 0; f < width_; f++) grad[narrow ? f : j * width_ + f] += wide_[j * width_ + f];
     }
-    memset(static_cast<void*>(sums_[i]), 0, size_ * sizeof(V));
+    memset(own, 0, size_ * sizeof(T));
   }
   void flush_all() {
     for (int i = 0; i < slots_; i++) flush(i);
   }
-  INLINE const T* numbers(int i) const { return packed_[i]; }
-  INLINE T* grad_numbers(int i) const { return sums_[i]; }
-  INLINE const V* row(int i) const { return reinterpret_cast<const V*>(packed_[i]); }
-  INLINE V* grad(int i) const { return reinterpret_cast<V*>(sums_[i]); }
+  INLINE const T* numbers(int i) const {
+    return used_in_place(i) ? x_ + row_[i] * shared_ * width_ : packed_ + i * size_;
+  }
+  INLINE T* grad_numbers(int i) const {
+    return !grad_ ? nullptr : used_in_place(i) ? grad_ + row_[i] * shared_ * width_ : sums_ + i * size_;
+  }
+  INLINE const V* row(int i) const { return reinterpret_cast<const V*>(packed_ + i * size_); }
+  INLINE V* grad(int i) const { return grad_ ? reinterpret_cast<V*>(sums_ + i * size_) : nullptr; }
   explicit operator bool() const { return x_ != nullptr; }
 
  private:
+  INLINE bool used_in_place(int i) const { return in_place_ && row_[i] != last_row_; }
   const Layout<T, L>& layout_;
   const T* x_;
-  T *grad_, *wide_;
+  T *grad_, *wide_, *packed_, *sums_;
   int64_t shared_, d_, width_, size_, per_group_, kernel_;
   int slots_;
   T fill_;
   bool in_place_;
-  int64_t row_[CHILDREN];
-  T *packed_[CHILDREN], *sums_[CHILDREN];
+  int64_t last_row_, row_[CHILDREN];
 };
 
 // Gradients that shards add to: the tensor itself, or a copy for each other shard if they add to the same numbers.

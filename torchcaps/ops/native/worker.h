@@ -19,10 +19,14 @@ struct Product {
   template <int N>
   static constexpr int BLOCK = (L * sizeof(T) == 64 && N == LINES ? 16 : 8) / N;  // columns, or numbers of a pose
 
-  Product(Arena& arena, const Layout<T, L>& at, int64_t d) : at(at), d(d), step(at.columns * L) {
+  Product(Arena& arena, const Layout<T, L>& at, int64_t d)
+      : at(at), d(d), step(at.weight_step) {
     start = arena.get<int64_t>(at.row);
-    for (int64_t k = 0; !arena.failed && k < at.row; k++)
-      start[k] = (k / at.columns * d * at.columns + k % at.columns) * L;
+    if (at.as_stored && at.h % L != 0) real = arena.get<V>(at.row);
+    for (int64_t k = 0; !arena.failed && k < at.row; k++) {
+      start[k] = k / at.columns * d * step + k % at.columns * L;
+      for (int64_t i = 0; real && i < least(L, at.h - k % at.columns * L); i++) real[k][i] = 1;
+    }
   }
 
   // out[i][k] = first[i][k] + sum_d poses[i][d] weight[d][k]; `first` may be null. It is added last: a long sum is then
@@ -45,6 +49,9 @@ struct Product {
 #pragma GCC unroll 16
           for (int j = 0; j < N * C; j++) x[j] += p[j / C][e] * w[j % C];
         }
+        if (real)
+#pragma GCC unroll 16
+          for (int j = 0; j < N * C; j++) x[j] = real[k + j % C] > T(0) ? x[j] : V{};
         if (first)
 #pragma GCC unroll 16
           for (int j = 0; j < N * C; j++) x[j] += first[i + j / C][k + j % C];
@@ -64,7 +71,7 @@ struct Product {
         constexpr int C = decltype(c)::value;
         V x[N * C] = {};
         const T* w = weight + e * step;
-        for (int64_t t = 0, k = 0; t < at.tiles; t++, w += (d - 1) * step)
+        for (int64_t t = 0, k = 0; t < at.tiles; t++, w += d * step - at.columns * L)
           for (const int64_t end = k + at.columns; k < end; k++, w += L) {
             V own[C];
 #pragma GCC unroll 8
@@ -111,12 +118,13 @@ struct Product {
   template <int C, class P>
   INLINE void fetch_ahead(P const* column, int64_t from) const {
     for (int j = 0; j < C; j += j + 1 < C && column[j + 1] == column[j] + L ? 2 : 1)
-      __builtin_prefetch(column[j] + from + d * at.row * L);
+      __builtin_prefetch(column[j] + from + at.tiles * d * step);
   }
 
   const Layout<T, L>& at;
   const int64_t d, step;
-  int64_t* start;  // of each column in the weights
+  int64_t* start;     // of each column in the weights
+  V* real = nullptr;  // 1, or 0 for lanes from the next row; null: there are none
 };
 
 // ---------------------------------------------------------------- the loop
@@ -146,9 +154,9 @@ class Worker {
         size(at.size), blocks(at.blocks), pose_size(a.rows * a.d), kernel(a.down * a.across),
         poses(static_cast<const T*>(a.poses)), gates(static_cast<const T*>(a.gates)),
         grad_poses(static_cast<T*>(a.into_poses)), grad_gates(static_cast<T*>(a.into_gates)),
-        weight(arena, a, at, a.weight, shared.of_shard(0, shard.number), a.groups, a.parents, CHUNK),
-        bias(arena, a, at, a.bias, shared.of_shard(1, shard.number), a.bias_groups, a.bias_parents, CHUNK),
-        offset(arena, a, at, a.offset, shared.of_shard(2, shard.number), a.offset_groups, a.parents, Self::OFFSETS,
+        weight(arena, a, at, shard, a.weight, shared.of_shard(0, shard.number), a.groups, a.parents, CHUNK),
+        bias(arena, a, at, shard, a.bias, shared.of_shard(1, shard.number), a.bias_groups, a.bias_parents, CHUNK),
+        offset(arena, a, at, shard, a.offset, shared.of_shard(2, shard.number), a.offset_groups, a.parents, Self::OFFSETS,
                -INFINITY),
         most_of_group(static_cast<int>(least(GROUP, most(4, NEAR / (CHUNK * size * sizeof(V)) / 4 * 4)))) {
     tail = arena.get<V>(blocks);
