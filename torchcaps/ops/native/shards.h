@@ -191,6 +191,7 @@ struct Layout {
   template <int N>
   INLINE void spread_tiles(const V* x, V* out) const {
     for (int64_t b = 0; b < blocks; b++) spread<T, L, N>(x[b], out + b * N, typename UpTo<N>::type());
+    for (int64_t t = tiles; t < room; t++) out[t] = V{};  // `sum_tiles` would take a NaN from there to the next sample
   }
 
   // Moves (parents, n, h) to vectors whose tiles are `tile` and whose n are `next` apart, or BACK.
