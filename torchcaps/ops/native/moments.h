@@ -228,6 +228,8 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
     if (a.betas) at.pack_numbers(number(a.grads[3]), of_benefit + s * blocks, 0);
     at.pack(pose(a.results[1]), mean + s * size);
     at.pack(pose(a.results[2]), variance);
+    // Empty lanes are not packed, and have what the loop below made of the last sample, which may be NaN.
+    for (V* x : {pull, spread}) memset(static_cast<void*>(x + s * size), 0, size * sizeof(V));
     at.pack(pose(a.grads[1]), pull + s * size);
     at.pack(pose(a.grads[2]), spread + s * size);
     at.pack_numbers(number(a.grads[0]), constant + s * blocks, 0);
