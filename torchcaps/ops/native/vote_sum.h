@@ -9,7 +9,7 @@ namespace {
 
 // The loop of forward and backward. A unit is the children of a group at one place of the window; a chunk has as many
 // units as it has children elsewhere. Beside the members that a Worker needs, `Self` has
-//   void units(s, count)   processes the units of the chunk for `count` samples from s on; see `find_poses`
+//   void units(s, count)   processes the units of the chunk for `count` samples from s on; see `find_lines`
 //   void biases(s)         processes the units of the chunk for sample s; their children share a bias
 //   void end_run(count)    called after a run, for `count` samples
 template <class Self, class T, int L>
