@@ -121,12 +121,16 @@ struct Layout {
 
   // Sums the lanes of each parent; P is not 1. x has `room` vectors.
   INLINE void sum_tiles(const V* x, V* out) const {
-    if (P == 2) fold_tiles<2>(x, out);
-    if (P == 4) fold_tiles<4>(x, out);
-    if constexpr (L >= 8)
-      if (P == 8) fold_tiles<8>(x, out);
-    if constexpr (L >= 16)
-      if (P == 16) fold_tiles<16>(x, out);
+    with_known<L>([&](auto p) INLINED {
+      constexpr int N = decltype(p)::value;
+      for (int64_t b = 0; b < blocks; b++) {
+        V own[N];
+#pragma GCC unroll 16
+        for (int i = 0; i < N; i++) own[i] = x[b * N + i];
+        fold<Sum, T, L, N>(own);
+        out[b] = own[0];
+      }
+    });
   }
   // Returns vectors for the tiles whose lanes repeat the number of their parent; `out` has `room` vectors.
   INLINE const V* to_tiles(const V* x, V* out) const {
@@ -135,11 +139,11 @@ struct Layout {
       for (int64_t t = 0; t < tiles; t++) out[t] = splat<T, L>(reinterpret_cast<const T*>(x)[t]);
       return out;
     }
-    if (P == 2) spread_tiles<2>(x, out);
-    if constexpr (L >= 8)
-      if (P == 4) spread_tiles<4>(x, out);
-    if constexpr (L >= 16)
-      if (P == 8) spread_tiles<8>(x, out);
+    with_known<L / 2>([&](auto p) INLINED {
+      constexpr int N = decltype(p)::value;
+      for (int64_t b = 0; b < blocks; b++) spread<T, L, N>(x[b], out + b * N, typename UpTo<N>::type());
+    });
+    for (int64_t t = tiles; t < room; t++) out[t] = V{};  // `sum_tiles` would take a NaN from there to the next sample
     return out;
   }
 
@@ -178,20 +182,13 @@ struct Layout {
   bool as_stored = false;            // whether weights are not packed
 
  private:
-  template <int N>
-  INLINE void fold_tiles(const V* x, V* out) const {
-    for (int64_t b = 0; b < blocks; b++) {
-      V own[N];
-#pragma GCC unroll 16
-      for (int i = 0; i < N; i++) own[i] = x[b * N + i];
-      fold<Sum, T, L, N>(own);
-      out[b] = own[0];
+  // Calls f(Known<P>) if P is one of 2, 4, ..., MOST.
+  template <int MOST, class F>
+  INLINE void with_known(F f) const {
+    if constexpr (MOST > 1) {
+      if (P == MOST) return f(Known<MOST>());
+      with_known<MOST / 2>(f);
     }
-  }
-  template <int N>
-  INLINE void spread_tiles(const V* x, V* out) const {
-    for (int64_t b = 0; b < blocks; b++) spread<T, L, N>(x[b], out + b * N, typename UpTo<N>::type());
-    for (int64_t t = tiles; t < room; t++) out[t] = V{};  // `sum_tiles` would take a NaN from there to the next sample
   }
 
   // Moves (parents, n, h) to vectors whose tiles are `tile` and whose n are `next` apart, or BACK.
@@ -199,12 +196,7 @@ struct Layout {
   void move(T* x, int64_t n, int64_t tile, int64_t next, V* packed) const {
     if (P == 1 && next == h) return transposed<BACK, ADD>(x, n * h, n * h, tile, packed);
     for (int64_t i = 0; P == 1 && i < n; i++) transposed<BACK, ADD>(x + i * h, h, n * h, tile, packed + i * next);
-    if (P == 2) pieces<2, BACK, ADD>(x, n, tile, next, packed);
-    if (P == 4) pieces<4, BACK, ADD>(x, n, tile, next, packed);
-    if constexpr (L >= 8)
-      if (P == 8) pieces<8, BACK, ADD>(x, n, tile, next, packed);
-    if constexpr (L >= 16)
-      if (P == 16) pieces<16, BACK, ADD>(x, n, tile, next, packed);
+    with_known<L>([&](auto p) { pieces<decltype(p)::value, BACK, ADD>(x, n, tile, next, packed); });
   }
   template <int N, bool BACK, bool ADD>
   void pieces(T* x, int64_t n, int64_t tile, int64_t next, V* packed) const {
