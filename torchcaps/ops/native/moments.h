@@ -24,7 +24,7 @@ class MomentsLoop : public Worker<Self, T, L> {
   using V = typename Base::V;
   using Base::a, Base::at, Base::size, Base::blocks, Base::arena, Base::chunk;
 
-  MomentsLoop(const Problem& a, const Shard& shard, SharedGradients& shared)
+  MomentsLoop(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
       : Base(a, shard, shared), total_size(Self::size_of_total(a, at)),
         betas(arena, a, at, shard, a.betas, shared.of_shard(3, shard.number), a.betas_groups, a.betas_parents, CHUNK) {}
 

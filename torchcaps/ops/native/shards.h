@@ -349,54 +349,41 @@ class Rows {
 };
 
 // Gradients that shards add to: the tensor itself, or a copy for each other shard if they add to the same numbers.
+template <class T>
 class SharedGradients {
  public:
   // Adds a gradient of `size` numbers; x may be null. Aligned: no two shards of different types add to the same
   // number.
-  template <class T>
   void add(void* x, int64_t size, bool aligned, const Division& division) {
     Part& part = parts_[count_++];
-    part = {x, x ? size : 0, sizeof(T) == 8, nullptr};
-    part.own = x && division.count() > 1 && (division.images > 1 || !aligned);
-    if (part.own) {
-      part.copies = calloc(static_cast<size_t>((division.count() - 1) * size + 1), sizeof(T));
-      failed = failed || !part.copies;
-    }
+    part = {static_cast<T*>(x), nullptr, size};
+    if (!x || division.count() == 1 || (division.images == 1 && aligned)) return;
+    part.copies = static_cast<T*>(calloc(static_cast<size_t>((division.count() - 1) * size + 1), sizeof(T)));
+    failed = failed || !part.copies;
   }
-  void* of_shard(int part, int shard) const {
+  T* of_shard(int part, int shard) const {
     const Part& p = parts_[part];
-    if (!p.own || shard == 0) return p.x;
-    return static_cast<char*>(p.copies) + (shard - 1) * p.size * (p.wide ? 8 : 4);
+    return p.copies && shard > 0 ? p.copies + (shard - 1) * p.size : p.x;
   }
   // Sums the copies in the order of the shards; thread i of n does its part of each tensor.
   void sum(int i, int n, int shards) const {
-    for (int part = 0; part < count_; part++) {
-      const Part& p = parts_[part];
-      if (!p.own) continue;
-      const int64_t first = p.size * i / n, last = p.size * (i + 1) / n;
-      for (int s = 1; s < shards; s++) p.wide ? add_to<double>(p, s, first, last) : add_to<float>(p, s, first, last);
-    }
+    for (const Part& p : parts_)
+      for (int s = 1; p.copies && s < shards; s++) {
+        const T* in = p.copies + (s - 1) * p.size;
+        for (int64_t k = p.size * i / n, end = p.size * (i + 1) / n; k < end; k++) p.x[k] += in[k];
+      }
   }
   ~SharedGradients() {
-    for (int i = 0; i < count_; i++) free(parts_[i].copies);
+    for (const Part& p : parts_) free(p.copies);
   }
   bool failed = false;
 
  private:
   struct Part {
-    void* x = nullptr;
+    T *x = nullptr, *copies = nullptr;
     int64_t size = 0;
-    bool wide = false;
-    void* copies = nullptr;
-    bool own = false;
   };
-  template <class T>
-  static void add_to(const Part& p, int shard, int64_t first, int64_t last) {
-    T* out = static_cast<T*>(p.x);
-    const T* in = static_cast<const T*>(p.copies) + (shard - 1) * p.size;
-    for (int64_t i = first; i < last; i++) out[i] += in[i];
-  }
-  Part parts_[8];
+  Part parts_[4];
   int count_ = 0;
 };
 

@@ -20,7 +20,7 @@ class VoteSumLoop : public Worker<Self, T, L> {
   using Base::a, Base::at, Base::size, Base::kernel, Base::shard, Base::chunk, Base::arena, Base::pose_size;
   static constexpr bool VOTES = false;
 
-  VoteSumLoop(const Problem& a, const Shard& shard, SharedGradients& shared)
+  VoteSumLoop(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
       : Base(a, shard, shared), total_size(Self::size_of_total(a, at)), per_group(a.types / a.groups) {}
 
   void make_room() { sums = arena.template get<T>(this->most_of_group * pose_size); }

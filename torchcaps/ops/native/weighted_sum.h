@@ -15,7 +15,7 @@ class Weighing : public Worker<Self, T, L> {
   using V = typename Base::V;
   using Base::a, Base::at, Base::size, Base::blocks, Base::arena;
 
-  Weighing(const Problem& a, const Shard& shard, SharedGradients& shared)
+  Weighing(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
       : Base(a, shard, shared), total_size(size_of_total(a, at)) {}
   static int64_t size_of_total(const Problem& a, const Layout<T, L>& at) {
     return at.size + (a.over_children ? 2 * at.blocks : 0);
@@ -211,7 +211,7 @@ class WeighingBackward : public Worker<Self, T, L> {
   using V = typename Base::V;
   using Base::a, Base::at, Base::size, Base::blocks, Base::arena;
 
-  WeighingBackward(const Problem& a, const Shard& shard, SharedGradients& shared)
+  WeighingBackward(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
       : Base(a, shard, shared), total_size(size_of_total(a, at)) {}
   static int64_t size_of_total(const Problem&, const Layout<T, L>& at) { return at.size; }
   int64_t state_size() const { return 2 * size + 2 * blocks; }

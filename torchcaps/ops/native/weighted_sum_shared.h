@@ -29,7 +29,7 @@ class SharedLoop : public Base {
   static constexpr int64_t CACHE = 1 << 23;
   static constexpr int OFFSETS = CHILDREN;
 
-  SharedLoop(const Problem& a, const Shard& shard, SharedGradients& shared)
+  SharedLoop(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
       : Base(a, shard, shared), width(pose_size + (a.bias != nullptr)), span(a.over_children ? least(blocks, 4) : blocks),
         most_children(a.over_children ? CHILDREN : static_cast<int>(most(1, least(8, 32 / blocks))) * CHUNK) {}
 

@@ -149,7 +149,7 @@ class Worker {
   static constexpr int OFFSETS = CHUNK;         // children whose offsets are kept packed
   static constexpr bool VOTES = true;           // whether votes are made
 
-  Worker(const Problem& a, const Shard& shard, SharedGradients& shared)
+  Worker(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
       : a(a), places(a), at(a, places.samples(), Self::ALONG_PARENTS), product(arena, at, a.d), shard(shard),
         size(at.size), blocks(at.blocks), pose_size(a.rows * a.d), kernel(a.down * a.across),
         poses(static_cast<const T*>(a.poses)), gates(static_cast<const T*>(a.gates)),
