@@ -25,7 +25,7 @@ class MomentsLoop : public Worker<Self, T, L> {
   using Base::a, Base::at, Base::size, Base::blocks, Base::arena, Base::chunk;
 
   MomentsLoop(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
-      : Base(a, shard, shared), total_size(Self::size_of_total(a, at)),
+      : Base(a, shard, shared),
         betas(arena, a, at, shard, a.betas, shared.of_shard(3, shard.number), a.betas_groups, a.betas_parents, CHUNK) {}
 
   void make_room() {
@@ -66,8 +66,6 @@ class MomentsLoop : public Worker<Self, T, L> {
     }
     if (A != UNIFORM) this->softmax(count * chunk, shares, false);
   }
-
-  const int64_t total_size;
 
  protected:
   Rows<T, L, Of::NUMBER> betas;

@@ -20,8 +20,7 @@ class VoteSumLoop : public Worker<Self, T, L> {
   using Base::a, Base::at, Base::size, Base::kernel, Base::shard, Base::chunk, Base::arena, Base::pose_size;
   static constexpr bool VOTES = false;
 
-  VoteSumLoop(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
-      : Base(a, shard, shared), total_size(Self::size_of_total(a, at)), per_group(a.types / a.groups) {}
+  using Base::Base;
 
   void make_room() { sums = arena.template get<T>(this->most_of_group * pose_size); }
 
@@ -100,7 +99,7 @@ class VoteSumLoop : public Worker<Self, T, L> {
     return sum;
   }
 
-  const int64_t total_size, per_group;
+  const int64_t per_group = a.types / a.groups;
 
  protected:
   T* sums;
@@ -148,7 +147,7 @@ class VoteSumBackward : public VoteSumLoop<VoteSumBackward<T, L>, T, L> {
  public:
   using Base = VoteSumLoop<VoteSumBackward<T, L>, T, L>;
   using V = typename Base::V;
-  using Base::a, Base::at, Base::size, Base::chunk, Base::pose_size, Base::total_size;
+  using Base::a, Base::at, Base::size, Base::chunk, Base::pose_size;
 
   using Base::Base;
   static int64_t size_of_total(const Problem&, const Layout<T, L>&) { return 0; }

@@ -15,8 +15,7 @@ class Weighing : public Worker<Self, T, L> {
   using V = typename Base::V;
   using Base::a, Base::at, Base::size, Base::blocks, Base::arena;
 
-  Weighing(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
-      : Base(a, shard, shared), total_size(size_of_total(a, at)) {}
+  using Base::Base;
   static int64_t size_of_total(const Problem& a, const Layout<T, L>& at) {
     return at.size + (a.over_children ? 2 * at.blocks : 0);
   }
@@ -89,8 +88,7 @@ class Weighing : public Worker<Self, T, L> {
   INLINE static V finite_or_zero(V x) { return x == -static_cast<T>(INFINITY) ? V{} : x; }
 
   void merge(V* into, const V* from) {
-    if (a.over_children) return merge_children(into, from, from + size);
-    for (int64_t f = 0; f < size; f++) into[f] += from[f];
+    a.over_children ? merge_children(into, from, from + size) : Base::merge(into, from);
   }
   // For a softmax over the children: joins totals with the sums of other children, and their masses and largest logits.
   void merge_children(V* into, const V* sums, const V* mass) {
@@ -121,8 +119,6 @@ class Weighing : public Worker<Self, T, L> {
     }
     at.unpack(total, static_cast<T*>(a.results[0]) + sample * a.parents * a.rows * a.h);
   }
-
-  const int64_t total_size;
 
  protected:
   V *query, *factors;
@@ -211,8 +207,7 @@ class WeighingBackward : public Worker<Self, T, L> {
   using V = typename Base::V;
   using Base::a, Base::at, Base::size, Base::blocks, Base::arena;
 
-  WeighingBackward(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
-      : Base(a, shard, shared), total_size(size_of_total(a, at)) {}
+  using Base::Base;
   static int64_t size_of_total(const Problem&, const Layout<T, L>& at) { return at.size; }
   int64_t state_size() const { return 2 * size + 2 * blocks; }
 
@@ -315,8 +310,6 @@ class WeighingBackward : public Worker<Self, T, L> {
   void finish(int64_t sample, V* total) const {
     at.unpack(total, static_cast<T*>(a.grad_target) + sample * a.parents * a.rows * a.h);
   }
-
-  const int64_t total_size;
 
  protected:
   V *query, *grad, *log_mass, *expected, *sums;

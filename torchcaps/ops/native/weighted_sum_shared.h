@@ -29,9 +29,7 @@ class SharedLoop : public Base {
   static constexpr int64_t CACHE = 1 << 23;
   static constexpr int OFFSETS = CHILDREN;
 
-  SharedLoop(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
-      : Base(a, shard, shared), width(pose_size + (a.bias != nullptr)), span(a.over_children ? least(blocks, 4) : blocks),
-        most_children(a.over_children ? CHILDREN : static_cast<int>(most(1, least(8, 32 / blocks))) * CHUNK) {}
+  using Base::Base;
 
   bool children(Watch& watch, int64_t count) {
     Self& self = static_cast<Self&>(*this);
@@ -146,8 +144,9 @@ class SharedLoop : public Base {
     }
   }
 
-  const int64_t width, span;  // vectors for one pose and the bias; blocks processed at once
-  const int most_children;
+  const int64_t width = pose_size + (a.bias != nullptr);             // vectors for one pose and the bias
+  const int64_t span = a.over_children ? least(blocks, 4) : blocks;  // blocks processed at once
+  const int most_children = a.over_children ? CHILDREN : static_cast<int>(most(1, least(8, 32 / blocks))) * CHUNK;
 
  protected:
   const T* pose_of[CHILDREN];

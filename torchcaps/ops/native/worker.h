@@ -130,8 +130,7 @@ struct Product {
 // ---------------------------------------------------------------- the loop
 
 // The work of a thread, apart from what a reduction computes from the votes. The reduction `Self` has
-//   int64_t total_size          number of vectors in the totals of one sample
-//   size_of_total(a, layout)    the same before there is a worker
+//   size_of_total(a, layout)    number of vectors in the totals of one sample; static
 //   state_size()                number of vectors that `begin` packs for one sample
 //   void begin(s, sample)       packs the tensors of the parents for sample s of the block
 //   void group(s, count)        adds the chunk's children to the run's totals, for `count` samples from s on
@@ -152,6 +151,7 @@ class Worker {
   Worker(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
       : a(a), places(a), at(a, places.samples(), Self::ALONG_PARENTS), product(arena, at, a.d), shard(shard),
         size(at.size), blocks(at.blocks), pose_size(a.rows * a.d), kernel(a.down * a.across),
+        total_size(Self::size_of_total(a, at)),
         poses(static_cast<const T*>(a.poses)), gates(static_cast<const T*>(a.gates)),
         grad_poses(static_cast<T*>(a.into_poses)), grad_gates(static_cast<T*>(a.into_gates)),
         weight(arena, a, at, shard, a.weight, shared.of_shard(0, shard.number), a.groups, a.parents, CHUNK),
@@ -174,7 +174,7 @@ class Worker {
   // Processes the shard. Its totals are left in `partial` if other shards have the same samples.
   void run(Watch& watch, V* partial, int64_t state_size) {
     Self& self = static_cast<Self&>(*this);
-    const int64_t total = self.total_size;
+    const int64_t total = total_size;
     const int64_t fitting = Self::CACHE / (sizeof(V) * (state_size + 2 * total));
     const int64_t first = shard.first_image * places.windows, last = shard.last_image * places.windows;
     block = least(last - first, most(4, least(MOST_SAMPLES, fitting / 4 * 4)));
@@ -206,7 +206,7 @@ class Worker {
   // Processes all children of the shard, for a block of `count` samples. Returns false if it was stopped.
   bool children(Watch& watch, int64_t count) {
     Self& self = static_cast<Self&>(*this);
-    const int64_t total = self.total_size;
+    const int64_t total = total_size;
     for (int64_t i = shard.first_type * kernel, end = shard.last_type * kernel; i < end;) {
       for (int64_t s = 0; s < count; s++) {
         memset(static_cast<void*>(of_run + s * total), 0, total * sizeof(V));
@@ -246,7 +246,7 @@ class Worker {
     offset.flush_all();
   }
   void merge(V* into, const V* from) {
-    for (int64_t i = 0; i < static_cast<Self&>(*this).total_size; i++) into[i] += from[i];
+    for (int64_t i = 0; i < total_size; i++) into[i] += from[i];
   }
   // Allocates a row of numbers of the parents, and one for each child of the chunk and sample of the group.
   V* get_row() { return arena.get<V>(blocks); }
@@ -374,7 +374,7 @@ class Worker {
   const Layout<T, L> at;
   const Product<T, L> product;
   const Shard shard;
-  const int64_t size, blocks, pose_size, kernel;
+  const int64_t size, blocks, pose_size, kernel, total_size;
   const T *poses, *gates;
   T *grad_poses, *grad_gates;
   Rows<T, L, Of::WEIGHT> weight;
