@@ -36,11 +36,10 @@ class MomentsLoop : public Worker<Self, T, L> {
     for (int64_t b = 0; !arena.failed && b < blocks; b++) uniform(b) = exp_of<L>(this->tail[b]) / T(a.parents);
   }
   void begin(int64_t s, int64_t sample) {
-    const int64_t i = sample * a.parents, features = i * a.rows * a.h;
-    if (A != UNIFORM) at.pack(static_cast<const T*>(a.target) + features, target + s * size);
+    if (A != UNIFORM) at.pack(a.target, target + s * size, sample);
     if (A != GAUSSIAN) return;
-    at.pack(static_cast<const T*>(a.precision) + features, precision + s * size);
-    at.pack_numbers(static_cast<const T*>(a.prior) + i, prior + s * blocks, -INFINITY);
+    at.pack(a.precision, precision + s * size, sample);
+    at.pack_numbers(a.prior, prior + s * blocks, -INFINITY, sample);
   }
   void load_more(int c, int64_t type, int64_t place) { betas.load(c, type, place); }
   void flush() {
@@ -183,11 +182,10 @@ class Moments : public MomentsLoop<Moments<T, L, A>, T, L, A> {
       scatter[f] = (scatter[f] + mass[t] * pulled * pulled) * scale[t];
       center[f] = mean;
     });
-    const int64_t i = sample * a.parents, features = i * a.rows * a.h;
-    at.unpack_numbers(numbers, static_cast<T*>(a.results[0]) + i);
-    at.unpack(center, static_cast<T*>(a.results[1]) + features);
-    at.unpack(scatter, static_cast<T*>(a.results[2]) + features);
-    if (a.betas) at.unpack_numbers(numbers + 2 * blocks, static_cast<T*>(a.results[3]) + i);
+    at.unpack_numbers(numbers, a.results[0], sample);
+    at.unpack(center, a.results[1], sample);
+    at.unpack(scatter, a.results[2], sample);
+    if (a.betas) at.unpack_numbers(numbers + 2 * blocks, a.results[3], sample);
   }
 
  private:
@@ -220,19 +218,16 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
   }
   void begin(int64_t s, int64_t sample) {
     Base::begin(s, sample);
-    const int64_t i = sample * a.parents, features = i * a.rows * a.h;
-    auto number = [&](const void* x) { return static_cast<const T*>(x) + i; };
-    auto pose = [&](const void* x) { return static_cast<const T*>(x) + features; };
-    if (a.betas) at.pack_numbers(number(a.grads[3]), of_benefit + s * blocks, 0);
-    at.pack(pose(a.results[1]), mean + s * size);
-    at.pack(pose(a.results[2]), variance);
+    if (a.betas) at.pack_numbers(a.grads[3], of_benefit + s * blocks, 0, sample);
+    at.pack(a.results[1], mean + s * size, sample);
+    at.pack(a.results[2], variance, sample);
     // Empty lanes are not packed, and have what the loop below made of the last sample, which may be NaN.
     for (V* x : {pull, spread}) memset(static_cast<void*>(x + s * size), 0, size * sizeof(V));
-    at.pack(pose(a.grads[1]), pull + s * size);
-    at.pack(pose(a.grads[2]), spread + s * size);
-    at.pack_numbers(number(a.grads[0]), constant + s * blocks, 0);
+    at.pack(a.grads[1], pull + s * size, sample);
+    at.pack(a.grads[2], spread + s * size, sample);
+    at.pack_numbers(a.grads[0], constant + s * blocks, 0, sample);
     V* scales = shares[0];
-    at.pack_numbers(number(a.results[0]), scales, 0);
+    at.pack_numbers(a.results[0], scales, 0, sample);
     for (int64_t b = 0; b < blocks; b++) scales[b] = 1 / nonzero<T, L>(scales[b] + T(a.eps));
     const V* scale = this->to_tiles(scales, 0);
     this->for_features([&](int64_t t, int64_t f) INLINED {
@@ -354,14 +349,15 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
   }
 
   void finish(int64_t sample, V* total) {
-    const int64_t i = sample * a.parents, features = i * a.rows * a.h;
-    T *of_target = static_cast<T*>(a.grad_target) + features, *of_precision = static_cast<T*>(a.grad_precision) + features;
-    if (A != UNIFORM) at.unpack(total, of_target);
+    if (A != UNIFORM) at.unpack(total, a.grad_target, sample);
     if (A != GAUSSIAN) return;
-    at.unpack(total + size, of_precision);
-    at.unpack_numbers(total + 2 * size, static_cast<T*>(a.grad_prior) + i);
-    const T* own = static_cast<const T*>(a.precision) + features;
-    for (int64_t f = 0; f < a.parents * a.rows * a.h; f++) of_target[f] *= own[f], of_precision[f] *= T(-0.5);
+    at.unpack(total + size, a.grad_precision, sample);
+    at.unpack_numbers(total + 2 * size, a.grad_prior, sample);
+    T *of_target = static_cast<T*>(a.grad_target), *of_precision = static_cast<T*>(a.grad_precision);
+    const T* own = static_cast<const T*>(a.precision);
+    const int64_t features = a.parents * a.rows * a.h;
+    for (int64_t f = sample * features, end = f + features; f < end; f++)
+      of_target[f] *= own[f], of_precision[f] *= T(-0.5);
   }
 
  private:

@@ -147,12 +147,14 @@ struct Layout {
     return out;
   }
 
-  // Packs (parents, rows, h).
-  void pack(const T* x, V* out) const { move<false>(const_cast<T*>(x), rows, columns, row, out); }
+  // Packs what (samples, parents, rows, h) has of a sample.
+  void pack(const void* x, V* out, int64_t sample = 0) const {
+    move<false>(static_cast<T*>(const_cast<void*>(x)) + sample * parents * rows * h, rows, columns, row, out);
+  }
   // The inverse; with ADD it adds to x.
   template <bool ADD = false>
-  void unpack(const V* in, T* x) const {
-    move<true, ADD>(x, rows, columns, row, const_cast<V*>(in));
+  void unpack(const V* in, void* x, int64_t sample = 0) const {
+    move<true, ADD>(static_cast<T*>(x) + sample * parents * rows * h, rows, columns, row, const_cast<V*>(in));
   }
   // The same for weights, (parents, d, h).
   void pack_weight(const T* x, int64_t d, T* out) const {
@@ -166,13 +168,15 @@ struct Layout {
     for (int64_t i = 0; as_stored && i < parents * d * h; i++) x[i] += in[i];
     if (!as_stored) move<true, true>(x, d, d * columns, columns, reinterpret_cast<V*>(const_cast<T*>(in)));
   }
-  // The same for a number of each parent, (parents); other lanes are `fill`.
-  void pack_numbers(const T* x, V* out, T fill) const {
+  // The same for a number of each parent, (samples, parents); other lanes are `fill`.
+  void pack_numbers(const void* x, V* out, T fill, int64_t sample = 0) const {
+    const T* own = static_cast<const T*>(x) + sample * parents;
     for (int64_t b = 0; b < blocks; b++) out[b] = splat<T, L>(fill);
-    for (int64_t j = 0; j < parents; j++) reinterpret_cast<T*>(out)[slot(j)] = x[j];
+    for (int64_t j = 0; j < parents; j++) reinterpret_cast<T*>(out)[slot(j)] = own[j];
   }
-  void unpack_numbers(const V* in, T* x) const {
-    for (int64_t j = 0; j < parents; j++) x[j] = reinterpret_cast<const T*>(in)[slot(j)];
+  void unpack_numbers(const V* in, void* x, int64_t sample = 0) const {
+    T* own = static_cast<T*>(x) + sample * parents;
+    for (int64_t j = 0; j < parents; j++) own[j] = reinterpret_cast<const T*>(in)[slot(j)];
   }
 
   int64_t parents, rows, h, P = 1, G, tiles, columns;

@@ -137,9 +137,7 @@ class VoteSum : public VoteSumLoop<VoteSum<T, L>, T, L> {
       of_run[i] = V{};
     }
   }
-  void finish(int64_t sample, V* total) const {
-    at.unpack(total, static_cast<T*>(a.results[0]) + sample * a.parents * a.rows * a.h);
-  }
+  void finish(int64_t sample, V* total) const { at.unpack(total, a.results[0], sample); }
 };
 
 template <class T, int L>
@@ -157,9 +155,7 @@ class VoteSumBackward : public VoteSumLoop<VoteSumBackward<T, L>, T, L> {
     Base::make_room();
     grad = this->arena.template get<V>(this->block * size);
   }
-  void begin(int64_t s, int64_t sample) {
-    at.pack(static_cast<const T*>(a.grads[0]) + sample * a.parents * a.rows * a.h, grad + s * size);
-  }
+  void begin(int64_t s, int64_t sample) { at.pack(a.grads[0], grad + s * size, sample); }
   void units(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) {
       const int64_t lines = this->find_lines(s, count, c, grad);

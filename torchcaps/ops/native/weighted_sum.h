@@ -25,9 +25,7 @@ class Weighing : public Worker<Self, T, L> {
     query = arena.template get<V>(this->block * size);
     factors = arena.template get<V>(blocks);
   }
-  void begin(int64_t s, int64_t sample) {
-    at.pack(static_cast<const T*>(a.target) + sample * a.parents * a.rows * a.h, query + s * size);
-  }
+  void begin(int64_t s, int64_t sample) { at.pack(a.target, query + s * size, sample); }
   void clear(V* total) {
     for (int64_t b = 0; a.over_children && b < blocks; b++) total[size + blocks + b] = splat<T, L>(-INFINITY);
   }
@@ -115,9 +113,9 @@ class Weighing : public Worker<Self, T, L> {
       }
       const V* of_tiles = this->to_tiles(scale, 1);
       this->for_features([&](int64_t t, int64_t f) INLINED { total[f] *= of_tiles[t]; });
-      at.unpack_numbers(mass, static_cast<T*>(a.results[1]) + sample * a.parents);
+      at.unpack_numbers(mass, a.results[1], sample);
     }
-    at.unpack(total, static_cast<T*>(a.results[0]) + sample * a.parents * a.rows * a.h);
+    at.unpack(total, a.results[0], sample);
   }
 
  protected:
@@ -219,15 +217,13 @@ class WeighingBackward : public Worker<Self, T, L> {
     sums = arena.template get<V>(size);
   }
   void begin(int64_t s, int64_t sample) {
-    const int64_t i = sample * a.parents, features = a.rows * a.h;
-    const T* of_sums = static_cast<const T*>(a.grads[0]) + i * features;
-    at.pack(static_cast<const T*>(a.target) + i * features, query + s * size);
-    at.pack(of_sums, grad + s * size);
+    at.pack(a.target, query + s * size, sample);
+    at.pack(a.grads[0], grad + s * size, sample);
     if (!a.over_children) return;
-    at.pack_numbers(static_cast<const T*>(a.results[1]) + i, log_mass + s * blocks, INFINITY);
+    at.pack_numbers(a.results[1], log_mass + s * blocks, INFINITY, sample);
     // Added in the same order as the benefits, so that the difference is exactly 0 where one child has all the weight.
     V *g = grad + s * size, *mean = expected + s * blocks;
-    at.pack(static_cast<const T*>(a.results[0]) + i * features, sums);
+    at.pack(a.results[0], sums, sample);
     this->template sum_features<1>({&mean}, [&](V* total, int64_t f) INLINED { total[0] += sums[f] * g[f]; });
   }
 
@@ -307,9 +303,7 @@ class WeighingBackward : public Worker<Self, T, L> {
     inverse *= -slope * logit;
   }
 
-  void finish(int64_t sample, V* total) const {
-    at.unpack(total, static_cast<T*>(a.grad_target) + sample * a.parents * a.rows * a.h);
-  }
+  void finish(int64_t sample, V* total) const { at.unpack(total, a.grad_target, sample); }
 
  protected:
   V *query, *grad, *log_mass, *expected, *sums;
