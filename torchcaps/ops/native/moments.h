@@ -29,9 +29,9 @@ class MomentsLoop : public Worker<Self, T, L> {
         betas(arena, a, at, shard, a.betas, shared.of_shard(3, shard.number), a.betas_groups, a.betas_parents, CHUNK) {}
 
   void make_room() {
-    if (A != UNIFORM) target = arena.template get<V>(this->block * size);
-    if (A == GAUSSIAN) precision = arena.template get<V>(this->block * size);
-    prior = arena.template get<V>(this->block * blocks);
+    if (A != UNIFORM) target = this->get(this->block * size);
+    if (A == GAUSSIAN) precision = this->get(this->block * size);
+    prior = this->get(this->block * blocks);
     this->get_rows(shares);
     for (int64_t b = 0; !arena.failed && b < blocks; b++) uniform(b) = exp_of<L>(this->tail[b]) / T(a.parents);
   }
@@ -189,7 +189,7 @@ class Moments : public MomentsLoop<Moments<T, L, A>, T, L, A> {
   }
 
  private:
-  V *joined = this->get_row(), *betweens = this->get_row(), *scales = this->get_row();
+  V *joined = this->get(blocks), *betweens = this->get(blocks), *scales = this->get(blocks);
 };
 
 // With deviation e = V - mean and share D = gate c, the gradient of the share is constant + sum_k (pull + spread e) e.
@@ -199,8 +199,8 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
  public:
   using Base = MomentsLoop<MomentsBackward<T, L, A>, T, L, A>;
   using V = typename Base::V;
-  using Base::a, Base::at, Base::size, Base::blocks, Base::arena, Base::chunk, Base::of_run, Base::total_size,
-      Base::shares, Base::betas, Base::target, Base::precision;
+  using Base::a, Base::at, Base::size, Base::blocks, Base::chunk, Base::of_run, Base::total_size, Base::shares,
+      Base::betas, Base::target, Base::precision;
   using Base::Base;
 
   // Gradients of target, precision and prior.
@@ -211,10 +211,10 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
 
   void make_room() {
     Base::make_room();
-    for (V** x : {&mean, &pull, &spread}) *x = arena.template get<V>(this->block * size);
-    for (V** x : {&constant, &of_benefit}) *x = arena.template get<V>(this->block * blocks);
+    for (V** x : {&mean, &pull, &spread}) *x = this->get(this->block * size);
+    for (V** x : {&constant, &of_benefit}) *x = this->get(this->block * blocks);
     for (V** x : {benefits, slopes}) this->get_rows(x);
-    variance = arena.template get<V>(size);
+    variance = this->get(size);
   }
   void begin(int64_t s, int64_t sample) {
     Base::begin(s, sample);

@@ -153,7 +153,7 @@ class VoteSumBackward : public VoteSumLoop<VoteSumBackward<T, L>, T, L> {
 
   void make_room() {
     Base::make_room();
-    grad = this->arena.template get<V>(this->block * size);
+    grad = this->get(this->block * size);
   }
   void begin(int64_t s, int64_t sample) { at.pack(a.grads[0], grad + s * size, sample); }
   void units(int64_t s, int count) {

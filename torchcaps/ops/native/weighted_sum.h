@@ -13,7 +13,7 @@ class Weighing : public Worker<Self, T, L> {
  public:
   using Base = Worker<Self, T, L>;
   using V = typename Base::V;
-  using Base::a, Base::at, Base::size, Base::blocks, Base::arena;
+  using Base::a, Base::at, Base::size, Base::blocks;
 
   using Base::Base;
   static int64_t size_of_total(const Problem& a, const Layout<T, L>& at) {
@@ -22,8 +22,8 @@ class Weighing : public Worker<Self, T, L> {
   int64_t state_size() const { return size; }
 
   void make_room() {
-    query = arena.template get<V>(this->block * size);
-    factors = arena.template get<V>(blocks);
+    query = this->get(this->block * size);
+    factors = this->get(blocks);
   }
   void begin(int64_t s, int64_t sample) { at.pack(a.target, query + s * size, sample); }
   void clear(V* total) {
@@ -203,18 +203,18 @@ class WeighingBackward : public Worker<Self, T, L> {
  public:
   using Base = Worker<Self, T, L>;
   using V = typename Base::V;
-  using Base::a, Base::at, Base::size, Base::blocks, Base::arena;
+  using Base::a, Base::at, Base::size, Base::blocks;
 
   using Base::Base;
   static int64_t size_of_total(const Problem&, const Layout<T, L>& at) { return at.size; }
   int64_t state_size() const { return 2 * size + 2 * blocks; }
 
   void make_room() {
-    query = arena.template get<V>(this->block * size);
-    grad = arena.template get<V>(this->block * size);
-    log_mass = arena.template get<V>(this->block * blocks);
-    expected = arena.template get<V>(this->block * blocks);
-    sums = arena.template get<V>(size);
+    query = this->get(this->block * size);
+    grad = this->get(this->block * size);
+    log_mass = this->get(this->block * blocks);
+    expected = this->get(this->block * blocks);
+    sums = this->get(size);
   }
   void begin(int64_t s, int64_t sample) {
     at.pack(a.target, query + s * size, sample);

@@ -21,7 +21,7 @@ class SharedLoop : public Base {
  public:
   using T = typename Base::Number;
   using V = typename Base::V;
-  using Base::a, Base::at, Base::blocks, Base::size, Base::pose_size, Base::arena, Base::kernel, Base::shard;
+  using Base::a, Base::at, Base::blocks, Base::size, Base::pose_size, Base::kernel, Base::shard;
   static constexpr int BLOCK = 8;  // numbers in registers
   static constexpr bool ALONG_PARENTS = true, VOTES = false;
   // Larger than in Worker: the weights of a group are packed once for all samples of a block, and the data about the
@@ -62,12 +62,7 @@ class SharedLoop : public Base {
   }
   void group(int64_t, int) {}
 
-  V* get(int64_t count) { return arena.template get<V>(count); }
-  // Allocates `most_children` rows of `span` vectors.
-  void get_rows(V** rows) {
-    V* all = get(most_children * span);
-    for (int c = 0; c < most_children; c++) rows[c] = all + c * span;
-  }
+  void get_rows(V** rows) { Base::get_rows(rows, most_children, span); }
 
   // Pulls vectors x of one block of parents through the weights: (rows, h) to (rows, d).
   SEPARATE void pull(int64_t t, const V* x, V* pulled) const {

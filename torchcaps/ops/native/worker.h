@@ -159,13 +159,13 @@ class Worker {
         offset(arena, a, at, shard, a.offset, shared.of_shard(2, shard.number), a.offset_groups, a.parents, Self::OFFSETS,
                -INFINITY),
         most_of_group(static_cast<int>(least(GROUP, most(4, NEAR / (CHUNK * size * sizeof(V)) / 4 * 4)))) {
-    tail = arena.get<V>(blocks);
+    tail = get(blocks);
     const int64_t lines = most_of_group * a.rows;
     lines_of_poses = arena.get<const T*>(lines);
     lines_of_votes = arena.get<V*>(lines);
     lines_of_bias = arena.get<const V*>(lines);
     found = arena.get<T>(lines * a.d);
-    for (V*& x : tiled) x = arena.get<V>(at.room);
+    for (V*& x : tiled) x = get(at.room);
     if (arena.failed) return;
     for (int64_t i = 0; i < blocks * L; i++) reinterpret_cast<T*>(tail)[i] = -INFINITY;
     for (int64_t j = 0; j < a.parents; j++) reinterpret_cast<T*>(tail)[at.slot(j)] = 0;
@@ -178,9 +178,9 @@ class Worker {
     const int64_t fitting = Self::CACHE / (sizeof(V) * (state_size + 2 * total));
     const int64_t first = shard.first_image * places.windows, last = shard.last_image * places.windows;
     block = least(last - first, most(4, least(MOST_SAMPLES, fitting / 4 * 4)));
-    of_run = arena.get<V>(block * total);
-    totals = arena.get<V>(block * total);
-    votes = arena.get<V>(Self::VOTES ? most_of_group * CHUNK * size : 1);
+    of_run = get(block * total);
+    totals = get(block * total);
+    votes = get(Self::VOTES ? most_of_group * CHUNK * size : 1);
     self.make_room();
     if (arena.failed) return watch.stop(NO_MEMORY);
     for (int64_t start = first; start < last; start += block) {
@@ -248,11 +248,12 @@ class Worker {
   void merge(V* into, const V* from) {
     for (int64_t i = 0; i < total_size; i++) into[i] += from[i];
   }
-  // Allocates a row of numbers of the parents, and one for each child of the chunk and sample of the group.
-  V* get_row() { return arena.get<V>(blocks); }
-  void get_rows(V** rows) {
-    V* all = arena.get<V>(most_of_group * CHUNK * blocks);
-    for (int i = 0; i < most_of_group * CHUNK; i++) rows[i] = all + i * blocks;
+  V* get(int64_t count) { return arena.get<V>(count); }
+  // Allocates a row of numbers of the parents for each child of the chunk and sample of the group.
+  void get_rows(V** rows) { get_rows(rows, most_of_group * CHUNK, blocks); }
+  void get_rows(V** rows, int count, int64_t width) {
+    V* all = get(count * width);
+    for (int i = 0; i < count; i++) rows[i] = all + i * width;
   }
   // Returns numbers of the parents as vectors of the tiles, valid until others are put into the same place.
   INLINE const V* to_tiles(const V* numbers, int place) const { return at.to_tiles(numbers, tiled[place]); }
