@@ -177,6 +177,7 @@ class Worker {
     const int64_t total = total_size;
     const int64_t fitting = Self::CACHE / (sizeof(V) * (state_size + 2 * total));
     const int64_t first = shard.first_image * places.windows, last = shard.last_image * places.windows;
+    if (first == last) return;
     block = least(last - first, most(4, least(MOST_SAMPLES, fitting / 4 * 4)));
     of_run = get(block * total);
     totals = get(block * total);
