@@ -90,7 +90,8 @@ struct Places {
 //
 // (parents, rows, h) become vectors (rows, tiles, columns), and weights (parents, d, h) become (tiles, d, columns). They
 // stay as they are if P = L and h is a multiple of it; or any h for few samples, where packing would take longest: the
-// last column of a row then has lanes from the next row, which votes set to 0.
+// last column of a row then has lanes from the next row, which votes set to 0. A child with fewer weights than lanes has
+// them packed, as its vectors would reach beyond the weights of the next child.
 //
 // Numbers of the parents, such as logits, fill all lanes of few vectors, the blocks: `sum_tiles` sums the lanes of each
 // parent, one vector for each tile, into numbers, and `to_tiles` does the opposite. Both fix which lane a parent has.
@@ -101,7 +102,7 @@ struct Layout {
     double least_time = INFINITY;
     for (int p = along_parents ? 1 : L; p >= 1; p /= 2) {
       const int64_t tiles = parts(parents, L / p), vectors = tiles * parts(h, p);
-      const bool stored = p == L && (h % L == 0 || samples < FEW);
+      const bool stored = p == L && (h % L == 0 || (samples < FEW && parents * a.d * h >= L));
       const double packing = stored ? 0 : 1.5 * a.d / static_cast<double>(least(samples, MOST_SAMPLES));
       const double time = vectors * (rows * (0.5 * a.d + 2) + packing) + (p > 1 ? 4 * tiles : 0);
       if (time < least_time) least_time = time, P = p, as_stored = stored;
