@@ -473,6 +473,8 @@ class TestTensorsThatAreRefused:
         for weight, rows in ((torch.zeros(3, 0, 4, 5), 1), (torch.zeros(3, 2, 4, 0), 1), (torch.zeros(3, 2, 4, 5), 0)):
             with pytest.raises(ValueError, match="the weights of the votes.* do not fit poses"):
                 LinearVotes(torch.zeros(2, 3, rows, 4), weight, None, (rows, weight.shape[-1]))
+        with pytest.raises(ValueError, match="the weights of the votes.* do not fit poses"):
+            LinearVotes(torch.zeros(2, 0, 1, 4), torch.zeros(1, 2, 4, 5), None, (5,))
 
     def test_a_map_without_windows(self):
         """Two negative sides would be a positive number of windows."""

@@ -112,7 +112,7 @@ def check_children(children: Children) -> None:
     """
     poses, weight, bias, _ = children
     fits = poses.dim() == weight.dim() == 6 and poses.shape[5] == weight.shape[4]
-    if not fits or 0 in (*weight.shape, poses.shape[4]) or poses.shape[1] % weight.shape[0]:
+    if not fits or 0 in (*weight.shape, poses.shape[1], poses.shape[4]) or poses.shape[1] % weight.shape[0]:
         raise ValueError(f"the weights of the votes, {tuple(weight.shape)}, do not fit poses {tuple(poses.shape)}")
     types, rows = poses.shape[1], poses.shape[4]
     _, *window, parents, _, h = weight.shape

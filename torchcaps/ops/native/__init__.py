@@ -1,8 +1,8 @@
 """The "native" backend: the reductions in C++ on the CPU, built with the package and loaded with ctypes.
 
 The library does not depend on Python or PyTorch: it gets sizes, options and addresses. `torchcaps_run` in library.cpp
-chooses the instruction set, `run` in kernels.cpp the precision, the sizes that are known when compiling and the
-agreement; the loop over children and samples is in worker.h, what a reduction does in it in the file of its name.
+chooses the instruction set, `run` in kernels.cpp the precision and the agreement; the loop over children and samples is
+in worker.h, what a reduction does in it in the file of its name.
 """
 
 import ctypes

@@ -17,7 +17,7 @@ struct Call {
   Watch& watch;
   Division division;
   int64_t unit, total, samples_of_shard;
-  SharedGradients gradients;
+  SharedGradients<T> gradients;
   V* partial = nullptr;
 
   static void shard(void* context, int number) {
@@ -34,7 +34,7 @@ struct Call {
     const int count = call.division.count();
     call.gradients.sum(number, count, count);
     if (!call.partial) return;
-    SharedGradients none;
+    SharedGradients<T> none;
     for (int64_t i = 0; i < call.division.images; i++) {
       const int64_t first = i * call.division.types;
       const Shard shard = call.division.shard(call.a, call.unit, static_cast<int>(first));
@@ -86,7 +86,7 @@ void call(const Problem& a, Watch& watch) {
   const int64_t groups[4] = {a.groups, a.bias_groups, a.offset_groups, a.betas_groups};
   const int64_t sizes[4] = {weights, a.bias_groups * kernel * a.bias_parents * features, a.offset_groups * kernel * a.parents,
                             a.betas_groups * kernel * a.betas_parents};
-  for (int i = 0; i < 4; i++) run.gradients.template add<T>(shared[i], sizes[i], aligned(groups[i]), division);
+  for (int i = 0; i < 4; i++) run.gradients.add(shared[i], sizes[i], aligned(groups[i]), division);
   Arena arena;
   if (division.types > 1) run.partial = arena.get<V>(division.count() * run.samples_of_shard * total);
   if (arena.failed || run.gradients.failed) return watch.stop(NO_MEMORY);

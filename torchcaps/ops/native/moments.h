@@ -24,23 +24,22 @@ class MomentsLoop : public Worker<Self, T, L> {
   using V = typename Base::V;
   using Base::a, Base::at, Base::size, Base::blocks, Base::arena, Base::chunk;
 
-  MomentsLoop(const Problem& a, const Shard& shard, SharedGradients& shared)
-      : Base(a, shard, shared), total_size(Self::size_of_total(a, at)),
+  MomentsLoop(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
+      : Base(a, shard, shared),
         betas(arena, a, at, shard, a.betas, shared.of_shard(3, shard.number), a.betas_groups, a.betas_parents, CHUNK) {}
 
   void make_room() {
-    if (A != UNIFORM) target = arena.template get<V>(this->block * size);
-    if (A == GAUSSIAN) precision = arena.template get<V>(this->block * size);
-    prior = arena.template get<V>(this->block * blocks);
+    if (A != UNIFORM) target = this->get(this->block * size);
+    if (A == GAUSSIAN) precision = this->get(this->block * size);
+    prior = this->get(this->block * blocks);
     this->get_rows(shares);
     for (int64_t b = 0; !arena.failed && b < blocks; b++) uniform(b) = exp_of<L>(this->tail[b]) / T(a.parents);
   }
   void begin(int64_t s, int64_t sample) {
-    const int64_t i = sample * a.parents, features = i * a.rows * a.h;
-    if (A != UNIFORM) at.pack(static_cast<const T*>(a.target) + features, target + s * size);
+    if (A != UNIFORM) at.pack(a.target, target + s * size, sample);
     if (A != GAUSSIAN) return;
-    at.pack(static_cast<const T*>(a.precision) + features, precision + s * size);
-    at.pack_numbers(static_cast<const T*>(a.prior) + i, prior + s * blocks, -INFINITY);
+    at.pack(a.precision, precision + s * size, sample);
+    at.pack_numbers(a.prior, prior + s * blocks, -INFINITY, sample);
   }
   void load_more(int c, int64_t type, int64_t place) { betas.load(c, type, place); }
   void flush() {
@@ -66,8 +65,6 @@ class MomentsLoop : public Worker<Self, T, L> {
     }
     if (A != UNIFORM) this->softmax(count * chunk, shares, false);
   }
-
-  const int64_t total_size;
 
  protected:
   Rows<T, L, Of::NUMBER> betas;
@@ -185,15 +182,14 @@ class Moments : public MomentsLoop<Moments<T, L, A>, T, L, A> {
       scatter[f] = (scatter[f] + mass[t] * pulled * pulled) * scale[t];
       center[f] = mean;
     });
-    const int64_t i = sample * a.parents, features = i * a.rows * a.h;
-    at.unpack_numbers(numbers, static_cast<T*>(a.results[0]) + i);
-    at.unpack(center, static_cast<T*>(a.results[1]) + features);
-    at.unpack(scatter, static_cast<T*>(a.results[2]) + features);
-    if (a.betas) at.unpack_numbers(numbers + 2 * blocks, static_cast<T*>(a.results[3]) + i);
+    at.unpack_numbers(numbers, a.results[0], sample);
+    at.unpack(center, a.results[1], sample);
+    at.unpack(scatter, a.results[2], sample);
+    if (a.betas) at.unpack_numbers(numbers + 2 * blocks, a.results[3], sample);
   }
 
  private:
-  V *joined = this->get_row(), *betweens = this->get_row(), *scales = this->get_row();
+  V *joined = this->get(blocks), *betweens = this->get(blocks), *scales = this->get(blocks);
 };
 
 // With deviation e = V - mean and share D = gate c, the gradient of the share is constant + sum_k (pull + spread e) e.
@@ -203,8 +199,8 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
  public:
   using Base = MomentsLoop<MomentsBackward<T, L, A>, T, L, A>;
   using V = typename Base::V;
-  using Base::a, Base::at, Base::size, Base::blocks, Base::arena, Base::chunk, Base::of_run, Base::total_size,
-      Base::shares, Base::betas, Base::target, Base::precision;
+  using Base::a, Base::at, Base::size, Base::blocks, Base::chunk, Base::of_run, Base::total_size, Base::shares,
+      Base::betas, Base::target, Base::precision;
   using Base::Base;
 
   // Gradients of target, precision and prior.
@@ -215,24 +211,23 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
 
   void make_room() {
     Base::make_room();
-    for (V** x : {&mean, &pull, &spread}) *x = arena.template get<V>(this->block * size);
-    for (V** x : {&constant, &of_benefit}) *x = arena.template get<V>(this->block * blocks);
+    for (V** x : {&mean, &pull, &spread}) *x = this->get(this->block * size);
+    for (V** x : {&constant, &of_benefit}) *x = this->get(this->block * blocks);
     for (V** x : {benefits, slopes}) this->get_rows(x);
-    variance = arena.template get<V>(size);
+    variance = this->get(size);
   }
   void begin(int64_t s, int64_t sample) {
     Base::begin(s, sample);
-    const int64_t i = sample * a.parents, features = i * a.rows * a.h;
-    auto number = [&](const void* x) { return static_cast<const T*>(x) + i; };
-    auto pose = [&](const void* x) { return static_cast<const T*>(x) + features; };
-    if (a.betas) at.pack_numbers(number(a.grads[3]), of_benefit + s * blocks, 0);
-    at.pack(pose(a.results[1]), mean + s * size);
-    at.pack(pose(a.results[2]), variance);
-    at.pack(pose(a.grads[1]), pull + s * size);
-    at.pack(pose(a.grads[2]), spread + s * size);
-    at.pack_numbers(number(a.grads[0]), constant + s * blocks, 0);
+    if (a.betas) at.pack_numbers(a.grads[3], of_benefit + s * blocks, 0, sample);
+    at.pack(a.results[1], mean + s * size, sample);
+    at.pack(a.results[2], variance, sample);
+    // Empty lanes are not packed, and have what the loop below made of the last sample, which may be NaN.
+    for (V* x : {pull, spread}) memset(static_cast<void*>(x + s * size), 0, size * sizeof(V));
+    at.pack(a.grads[1], pull + s * size, sample);
+    at.pack(a.grads[2], spread + s * size, sample);
+    at.pack_numbers(a.grads[0], constant + s * blocks, 0, sample);
     V* scales = shares[0];
-    at.pack_numbers(number(a.results[0]), scales, 0);
+    at.pack_numbers(a.results[0], scales, 0, sample);
     for (int64_t b = 0; b < blocks; b++) scales[b] = 1 / nonzero<T, L>(scales[b] + T(a.eps));
     const V* scale = this->to_tiles(scales, 0);
     this->for_features([&](int64_t t, int64_t f) INLINED {
@@ -354,14 +349,15 @@ class MomentsBackward : public MomentsLoop<MomentsBackward<T, L, A>, T, L, A> {
   }
 
   void finish(int64_t sample, V* total) {
-    const int64_t i = sample * a.parents, features = i * a.rows * a.h;
-    T *of_target = static_cast<T*>(a.grad_target) + features, *of_precision = static_cast<T*>(a.grad_precision) + features;
-    if (A != UNIFORM) at.unpack(total, of_target);
+    if (A != UNIFORM) at.unpack(total, a.grad_target, sample);
     if (A != GAUSSIAN) return;
-    at.unpack(total + size, of_precision);
-    at.unpack_numbers(total + 2 * size, static_cast<T*>(a.grad_prior) + i);
-    const T* own = static_cast<const T*>(a.precision) + features;
-    for (int64_t f = 0; f < a.parents * a.rows * a.h; f++) of_target[f] *= own[f], of_precision[f] *= T(-0.5);
+    at.unpack(total + size, a.grad_precision, sample);
+    at.unpack_numbers(total + 2 * size, a.grad_prior, sample);
+    T *of_target = static_cast<T*>(a.grad_target), *of_precision = static_cast<T*>(a.grad_precision);
+    const T* own = static_cast<const T*>(a.precision);
+    const int64_t features = a.parents * a.rows * a.h;
+    for (int64_t f = sample * features, end = f + features; f < end; f++)
+      of_target[f] *= own[f], of_precision[f] *= T(-0.5);
   }
 
  private:

@@ -176,29 +176,27 @@ class RoutingPool {
   template <class Y>
   void copy(Y* x, int64_t sample, const int64_t* strides) {
     x += sample / a.groups * strides[0] + sample % a.groups * strides[1];
-    if (strides[3] == 1) return rows<L>(x, 0, strides);
-    strides[2] == 1 ? squares<L>(x, 0, strides) : squares<1>(x, 0, strides);
+    if (strides[3] == 1) return rows(x, strides);
+    strides[2] == 1 ? squares<L>(x, strides) : squares<1>(x, strides);
   }
-  // Children are innermost in memory: from child i on, N at a time.
-  template <int N, class Y>
-  void rows(Y* x, int64_t i, const int64_t* strides) {
-    const int64_t end = i + (a.children - i) / N * N;
-    for (int64_t f = 0; f < a.features; f++)
-      for (int64_t k = i; k < end; k += N) {
+  // Children are innermost in memory.
+  template <class Y>
+  void rows(Y* x, const int64_t* strides) {
+    for (int64_t f = 0; f < a.features; f++, x += strides[2])
+      in_blocks<L>(a.children, [&](auto n, int64_t i) INLINED {
+        constexpr int N = decltype(n)::value;
         if constexpr (std::is_const_v<Y>) {
-          write<T, N>(lane(k, f), widen<T, N>(x + f * strides[2] + k));
+          write<T, N>(lane(i, f), widen<T, N>(x + i));
         } else {
-          round_to<T, N>(x + f * strides[2] + k, read<T, N>(lane(k, f)));
+          round_to<T, N>(x + i, read<T, N>(lane(i, f)));
         }
-      }
-    if constexpr (N > 1) {
-      if (end < a.children) rows<N / 2>(x, end, strides);
-    }
+      });
   }
-  // Features are innermost in memory: from feature f on, N features of N children at a time.
-  template <int N, class Y>
-  void squares(Y* x, int64_t f, const int64_t* strides) {
-    for (; f + N <= a.features; f += N)
+  // Features are innermost in memory: N features of N children at a time.
+  template <int MOST, class Y>
+  void squares(Y* x, const int64_t* strides) {
+    in_blocks<MOST>(a.features, [&](auto n, int64_t f) INLINED {
+      constexpr int N = decltype(n)::value;
       for (int64_t i = 0; i < a.children; i += N) {
         Y* at = x + i * strides[3] + f * strides[2];
         Vec<T, N> v[N] = {};
@@ -218,9 +216,7 @@ class RoutingPool {
             if (i + k < a.children) round_to<T, N>(at + k * strides[3], v[k]);
         }
       }
-    if constexpr (N > 1) {
-      if (f < a.features) squares<N / 2>(x, f, strides);
-    }
+    });
   }
   INLINE T* lane(int64_t i, int64_t f) const { return reinterpret_cast<T*>(u + i / L * stride + f) + i % L; }
 

@@ -90,7 +90,8 @@ struct Places {
 //
 // (parents, rows, h) become vectors (rows, tiles, columns), and weights (parents, d, h) become (tiles, d, columns). They
 // stay as they are if P = L and h is a multiple of it; or any h for few samples, where packing would take longest: the
-// last column of a row then has lanes from the next row, which votes set to 0.
+// last column of a row then has lanes from the next row, which votes set to 0. A child with fewer weights than lanes has
+// them packed, as its vectors would reach beyond the weights of the next child.
 //
 // Numbers of the parents, such as logits, fill all lanes of few vectors, the blocks: `sum_tiles` sums the lanes of each
 // parent, one vector for each tile, into numbers, and `to_tiles` does the opposite. Both fix which lane a parent has.
@@ -101,7 +102,7 @@ struct Layout {
     double least_time = INFINITY;
     for (int p = along_parents ? 1 : L; p >= 1; p /= 2) {
       const int64_t tiles = parts(parents, L / p), vectors = tiles * parts(h, p);
-      const bool stored = p == L && (h % L == 0 || samples < FEW);
+      const bool stored = p == L && (h % L == 0 || (samples < FEW && parents * a.d * h >= L));
       const double packing = stored ? 0 : 1.5 * a.d / static_cast<double>(least(samples, MOST_SAMPLES));
       const double time = vectors * (rows * (0.5 * a.d + 2) + packing) + (p > 1 ? 4 * tiles : 0);
       if (time < least_time) least_time = time, P = p, as_stored = stored;
@@ -121,12 +122,16 @@ struct Layout {
 
   // Sums the lanes of each parent; P is not 1. x has `room` vectors.
   INLINE void sum_tiles(const V* x, V* out) const {
-    if (P == 2) fold_tiles<2>(x, out);
-    if (P == 4) fold_tiles<4>(x, out);
-    if constexpr (L >= 8)
-      if (P == 8) fold_tiles<8>(x, out);
-    if constexpr (L >= 16)
-      if (P == 16) fold_tiles<16>(x, out);
+    with_known<L>([&](auto p) INLINED {
+      constexpr int N = decltype(p)::value;
+      for (int64_t b = 0; b < blocks; b++) {
+        V own[N];
+#pragma GCC unroll 16
+        for (int i = 0; i < N; i++) own[i] = x[b * N + i];
+        fold<Sum, T, L, N>(own);
+        out[b] = own[0];
+      }
+    });
   }
   // Returns vectors for the tiles whose lanes repeat the number of their parent; `out` has `room` vectors.
   INLINE const V* to_tiles(const V* x, V* out) const {
@@ -135,20 +140,22 @@ struct Layout {
       for (int64_t t = 0; t < tiles; t++) out[t] = splat<T, L>(reinterpret_cast<const T*>(x)[t]);
       return out;
     }
-    if (P == 2) spread_tiles<2>(x, out);
-    if constexpr (L >= 8)
-      if (P == 4) spread_tiles<4>(x, out);
-    if constexpr (L >= 16)
-      if (P == 8) spread_tiles<8>(x, out);
+    with_known<L / 2>([&](auto p) INLINED {
+      constexpr int N = decltype(p)::value;
+      for (int64_t b = 0; b < blocks; b++) spread<T, L, N>(x[b], out + b * N, typename UpTo<N>::type());
+    });
+    for (int64_t t = tiles; t < room; t++) out[t] = V{};  // `sum_tiles` would take a NaN from there to the next sample
     return out;
   }
 
-  // Packs (parents, rows, h).
-  void pack(const T* x, V* out) const { move<false>(const_cast<T*>(x), rows, columns, row, out); }
+  // Packs what (samples, parents, rows, h) has of a sample.
+  void pack(const void* x, V* out, int64_t sample = 0) const {
+    move<false>(static_cast<T*>(const_cast<void*>(x)) + sample * parents * rows * h, rows, columns, row, out);
+  }
   // The inverse; with ADD it adds to x.
   template <bool ADD = false>
-  void unpack(const V* in, T* x) const {
-    move<true, ADD>(x, rows, columns, row, const_cast<V*>(in));
+  void unpack(const V* in, void* x, int64_t sample = 0) const {
+    move<true, ADD>(static_cast<T*>(x) + sample * parents * rows * h, rows, columns, row, const_cast<V*>(in));
   }
   // The same for weights, (parents, d, h).
   void pack_weight(const T* x, int64_t d, T* out) const {
@@ -162,13 +169,15 @@ struct Layout {
     for (int64_t i = 0; as_stored && i < parents * d * h; i++) x[i] += in[i];
     if (!as_stored) move<true, true>(x, d, d * columns, columns, reinterpret_cast<V*>(const_cast<T*>(in)));
   }
-  // The same for a number of each parent, (parents); other lanes are `fill`.
-  void pack_numbers(const T* x, V* out, T fill) const {
+  // The same for a number of each parent, (samples, parents); other lanes are `fill`.
+  void pack_numbers(const void* x, V* out, T fill, int64_t sample = 0) const {
+    const T* own = static_cast<const T*>(x) + sample * parents;
     for (int64_t b = 0; b < blocks; b++) out[b] = splat<T, L>(fill);
-    for (int64_t j = 0; j < parents; j++) reinterpret_cast<T*>(out)[slot(j)] = x[j];
+    for (int64_t j = 0; j < parents; j++) reinterpret_cast<T*>(out)[slot(j)] = own[j];
   }
-  void unpack_numbers(const V* in, T* x) const {
-    for (int64_t j = 0; j < parents; j++) x[j] = reinterpret_cast<const T*>(in)[slot(j)];
+  void unpack_numbers(const V* in, void* x, int64_t sample = 0) const {
+    T* own = static_cast<T*>(x) + sample * parents;
+    for (int64_t j = 0; j < parents; j++) own[j] = reinterpret_cast<const T*>(in)[slot(j)];
   }
 
   int64_t parents, rows, h, P = 1, G, tiles, columns;
@@ -178,19 +187,13 @@ struct Layout {
   bool as_stored = false;            // whether weights are not packed
 
  private:
-  template <int N>
-  INLINE void fold_tiles(const V* x, V* out) const {
-    for (int64_t b = 0; b < blocks; b++) {
-      V own[N];
-#pragma GCC unroll 16
-      for (int i = 0; i < N; i++) own[i] = x[b * N + i];
-      fold<Sum, T, L, N>(own);
-      out[b] = own[0];
+  // Calls f(Known<P>) if P is one of 2, 4, ..., MOST.
+  template <int MOST, class F>
+  INLINE void with_known(F f) const {
+    if constexpr (MOST > 1) {
+      if (P == MOST) return f(Known<MOST>());
+      with_known<MOST / 2>(f);
     }
-  }
-  template <int N>
-  INLINE void spread_tiles(const V* x, V* out) const {
-    for (int64_t b = 0; b < blocks; b++) spread<T, L, N>(x[b], out + b * N, typename UpTo<N>::type());
   }
 
   // Moves (parents, n, h) to vectors whose tiles are `tile` and whose n are `next` apart, or BACK.
@@ -198,12 +201,7 @@ struct Layout {
   void move(T* x, int64_t n, int64_t tile, int64_t next, V* packed) const {
     if (P == 1 && next == h) return transposed<BACK, ADD>(x, n * h, n * h, tile, packed);
     for (int64_t i = 0; P == 1 && i < n; i++) transposed<BACK, ADD>(x + i * h, h, n * h, tile, packed + i * next);
-    if (P == 2) pieces<2, BACK, ADD>(x, n, tile, next, packed);
-    if (P == 4) pieces<4, BACK, ADD>(x, n, tile, next, packed);
-    if constexpr (L >= 8)
-      if (P == 8) pieces<8, BACK, ADD>(x, n, tile, next, packed);
-    if constexpr (L >= 16)
-      if (P == 16) pieces<16, BACK, ADD>(x, n, tile, next, packed);
+    with_known<L>([&](auto p) { pieces<decltype(p)::value, BACK, ADD>(x, n, tile, next, packed); });
   }
   template <int N, bool BACK, bool ADD>
   void pieces(T* x, int64_t n, int64_t tile, int64_t next, V* packed) const {
@@ -356,54 +354,41 @@ class Rows {
 };
 
 // Gradients that shards add to: the tensor itself, or a copy for each other shard if they add to the same numbers.
+template <class T>
 class SharedGradients {
  public:
   // Adds a gradient of `size` numbers; x may be null. Aligned: no two shards of different types add to the same
   // number.
-  template <class T>
   void add(void* x, int64_t size, bool aligned, const Division& division) {
     Part& part = parts_[count_++];
-    part = {x, x ? size : 0, sizeof(T) == 8, nullptr};
-    part.own = x && division.count() > 1 && (division.images > 1 || !aligned);
-    if (part.own) {
-      part.copies = calloc(static_cast<size_t>((division.count() - 1) * size + 1), sizeof(T));
-      failed = failed || !part.copies;
-    }
+    part = {static_cast<T*>(x), nullptr, size};
+    if (!x || division.count() == 1 || (division.images == 1 && aligned)) return;
+    part.copies = static_cast<T*>(calloc(static_cast<size_t>((division.count() - 1) * size + 1), sizeof(T)));
+    failed = failed || !part.copies;
   }
-  void* of_shard(int part, int shard) const {
+  T* of_shard(int part, int shard) const {
     const Part& p = parts_[part];
-    if (!p.own || shard == 0) return p.x;
-    return static_cast<char*>(p.copies) + (shard - 1) * p.size * (p.wide ? 8 : 4);
+    return p.copies && shard > 0 ? p.copies + (shard - 1) * p.size : p.x;
   }
   // Sums the copies in the order of the shards; thread i of n does its part of each tensor.
   void sum(int i, int n, int shards) const {
-    for (int part = 0; part < count_; part++) {
-      const Part& p = parts_[part];
-      if (!p.own) continue;
-      const int64_t first = p.size * i / n, last = p.size * (i + 1) / n;
-      for (int s = 1; s < shards; s++) p.wide ? add_to<double>(p, s, first, last) : add_to<float>(p, s, first, last);
-    }
+    for (const Part& p : parts_)
+      for (int s = 1; p.copies && s < shards; s++) {
+        const T* in = p.copies + (s - 1) * p.size;
+        for (int64_t k = p.size * i / n, end = p.size * (i + 1) / n; k < end; k++) p.x[k] += in[k];
+      }
   }
   ~SharedGradients() {
-    for (int i = 0; i < count_; i++) free(parts_[i].copies);
+    for (const Part& p : parts_) free(p.copies);
   }
   bool failed = false;
 
  private:
   struct Part {
-    void* x = nullptr;
+    T *x = nullptr, *copies = nullptr;
     int64_t size = 0;
-    bool wide = false;
-    void* copies = nullptr;
-    bool own = false;
   };
-  template <class T>
-  static void add_to(const Part& p, int shard, int64_t first, int64_t last) {
-    T* out = static_cast<T*>(p.x);
-    const T* in = static_cast<const T*>(p.copies) + (shard - 1) * p.size;
-    for (int64_t i = first; i < last; i++) out[i] += in[i];
-  }
-  Part parts_[8];
+  Part parts_[4];
   int count_ = 0;
 };
 

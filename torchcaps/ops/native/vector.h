@@ -52,19 +52,6 @@ INLINE Vec<T, L> larger(Vec<T, L> a, Vec<T, L> b) {
   return a > b ? a : b;
 }
 
-template <class T, int L, int FIRST, int... I>
-INLINE Vec<T, L / 2> half_of(Vec<T, L> x, Indices<I...>) {
-  return __builtin_shufflevector(x, x, (FIRST + I)...);
-}
-template <class T, int L>
-INLINE Vec<T, L / 2> low(Vec<T, L> x) {
-  return half_of<T, L, 0>(x, typename UpTo<L / 2>::type());
-}
-template <class T, int L>
-INLINE Vec<T, L / 2> high(Vec<T, L> x) {
-  return half_of<T, L, L / 2>(x, typename UpTo<L / 2>::type());
-}
-
 struct Sum {
   template <class V>
   INLINE V operator()(V a, V b) const {
@@ -78,27 +65,35 @@ struct Largest {
   }
 };
 
-// Joins neighboring blocks of B lanes: those of a into the even blocks of the result, those of b into the odd ones.
-template <class Join, class T, int L, int B, int... I>
-INLINE Vec<T, L> fold_lanes(Vec<T, L> a, Vec<T, L> b, Indices<I...>) {
-  return Join()(__builtin_shufflevector(a, b, ((I / B) % 2 ? L + I - B : I)...),
-                __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I : I + B)...));
+// Swaps the odd blocks of B lanes of a with the even blocks of b.
+template <class T, int L, int B, int... I>
+INLINE void exchange(Vec<T, L>& a, Vec<T, L>& b, Indices<I...>) {
+  const Vec<T, L> first = __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I - B : I)...);
+  b = __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I : I + B)...);
+  a = first;
 }
+// Joins the lanes of each block of N lanes: those of x[i] become lane i of the block of x[0]. The rest is overwritten.
 template <class Join, class T, int L, int N, int B = 1>
 INLINE void fold(Vec<T, L>* x) {
   if constexpr (B < N) {
 #pragma GCC unroll 16
-    for (int i = 0; i < N / B / 2; i++)
-      x[i] = fold_lanes<Join, T, L, B>(x[2 * i], x[2 * i + 1], typename UpTo<L>::type());
+    for (int i = 0; i < N / B; i += 2) {
+      exchange<T, L, B>(x[i], x[i + 1], typename UpTo<L>::type());
+      x[i / 2] = Join()(x[i], x[i + 1]);
+    }
     fold<Join, T, L, N, 2 * B>(x);
   }
+}
+template <class Join, class T, int L, int... I>
+INLINE Vec<T, L / 2> join_halves(Vec<T, L> x, Indices<I...>) {
+  return Join()(__builtin_shufflevector(x, x, I...), __builtin_shufflevector(x, x, (L / 2 + I)...));
 }
 template <class Join, class T, int L, int N>
 INLINE Vec<T, N> narrow(Vec<T, L> x) {
   if constexpr (L == N) {
     return x;
   } else {
-    return narrow<Join, T, L / 2, N>(Join()(low<T, L>(x), high<T, L>(x)));
+    return narrow<Join, T, L / 2, N>(join_halves<Join, T, L>(x, typename UpTo<L / 2>::type()));
   }
 }
 // Joins the lanes of x[i] into out[i], for i < N. x is overwritten.
@@ -143,13 +138,6 @@ INLINE void spread(Vec<T, L> x, Vec<T, L>* out, Indices<I...>) {
   ((out[I] = spread_lane<T, L, N, I>(x, typename UpTo<L>::type())), ...);
 }
 
-// Swaps the odd blocks of B lanes of a with the even blocks of b.
-template <class T, int L, int B, int... I>
-INLINE void exchange(Vec<T, L>& a, Vec<T, L>& b, Indices<I...>) {
-  const Vec<T, L> first = __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I - B : I)...);
-  b = __builtin_shufflevector(a, b, ((I / B) % 2 ? L + I : I + B)...);
-  a = first;
-}
 // Moves x[i][j] to x[j][i].
 template <class T, int L, int B = 1>
 INLINE void transpose(Vec<T, L>* x) {

@@ -9,7 +9,7 @@ namespace {
 
 // The loop of forward and backward. A unit is the children of a group at one place of the window; a chunk has as many
 // units as it has children elsewhere. Beside the members that a Worker needs, `Self` has
-//   void units(s, count)   processes the units of the chunk for `count` samples from s on; see `find_poses`
+//   void units(s, count)   processes the units of the chunk for `count` samples from s on; see `find_lines`
 //   void biases(s)         processes the units of the chunk for sample s; their children share a bias
 //   void end_run(count)    called after a run, for `count` samples
 template <class Self, class T, int L>
@@ -20,8 +20,7 @@ class VoteSumLoop : public Worker<Self, T, L> {
   using Base::a, Base::at, Base::size, Base::kernel, Base::shard, Base::chunk, Base::arena, Base::pose_size;
   static constexpr bool VOTES = false;
 
-  VoteSumLoop(const Problem& a, const Shard& shard, SharedGradients& shared)
-      : Base(a, shard, shared), total_size(Self::size_of_total(a, at)), per_group(a.types / a.groups) {}
+  using Base::Base;
 
   void make_room() { sums = arena.template get<T>(this->most_of_group * pose_size); }
 
@@ -100,7 +99,7 @@ class VoteSumLoop : public Worker<Self, T, L> {
     return sum;
   }
 
-  const int64_t total_size, per_group;
+  const int64_t per_group = a.types / a.groups;
 
  protected:
   T* sums;
@@ -138,9 +137,7 @@ class VoteSum : public VoteSumLoop<VoteSum<T, L>, T, L> {
       of_run[i] = V{};
     }
   }
-  void finish(int64_t sample, V* total) const {
-    at.unpack(total, static_cast<T*>(a.results[0]) + sample * a.parents * a.rows * a.h);
-  }
+  void finish(int64_t sample, V* total) const { at.unpack(total, a.results[0], sample); }
 };
 
 template <class T, int L>
@@ -148,7 +145,7 @@ class VoteSumBackward : public VoteSumLoop<VoteSumBackward<T, L>, T, L> {
  public:
   using Base = VoteSumLoop<VoteSumBackward<T, L>, T, L>;
   using V = typename Base::V;
-  using Base::a, Base::at, Base::size, Base::chunk, Base::pose_size, Base::total_size;
+  using Base::a, Base::at, Base::size, Base::chunk, Base::pose_size;
 
   using Base::Base;
   static int64_t size_of_total(const Problem&, const Layout<T, L>&) { return 0; }
@@ -156,11 +153,9 @@ class VoteSumBackward : public VoteSumLoop<VoteSumBackward<T, L>, T, L> {
 
   void make_room() {
     Base::make_room();
-    grad = this->arena.template get<V>(this->block * size);
+    grad = this->get(this->block * size);
   }
-  void begin(int64_t s, int64_t sample) {
-    at.pack(static_cast<const T*>(a.grads[0]) + sample * a.parents * a.rows * a.h, grad + s * size);
-  }
+  void begin(int64_t s, int64_t sample) { at.pack(a.grads[0], grad + s * size, sample); }
   void units(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) {
       const int64_t lines = this->find_lines(s, count, c, grad);

@@ -13,22 +13,19 @@ class Weighing : public Worker<Self, T, L> {
  public:
   using Base = Worker<Self, T, L>;
   using V = typename Base::V;
-  using Base::a, Base::at, Base::size, Base::blocks, Base::arena;
+  using Base::a, Base::at, Base::size, Base::blocks;
 
-  Weighing(const Problem& a, const Shard& shard, SharedGradients& shared)
-      : Base(a, shard, shared), total_size(size_of_total(a, at)) {}
+  using Base::Base;
   static int64_t size_of_total(const Problem& a, const Layout<T, L>& at) {
     return at.size + (a.over_children ? 2 * at.blocks : 0);
   }
   int64_t state_size() const { return size; }
 
   void make_room() {
-    query = arena.template get<V>(this->block * size);
-    factors = arena.template get<V>(blocks);
+    query = this->get(this->block * size);
+    factors = this->get(blocks);
   }
-  void begin(int64_t s, int64_t sample) {
-    at.pack(static_cast<const T*>(a.target) + sample * a.parents * a.rows * a.h, query + s * size);
-  }
+  void begin(int64_t s, int64_t sample) { at.pack(a.target, query + s * size, sample); }
   void clear(V* total) {
     for (int64_t b = 0; a.over_children && b < blocks; b++) total[size + blocks + b] = splat<T, L>(-INFINITY);
   }
@@ -89,8 +86,7 @@ class Weighing : public Worker<Self, T, L> {
   INLINE static V finite_or_zero(V x) { return x == -static_cast<T>(INFINITY) ? V{} : x; }
 
   void merge(V* into, const V* from) {
-    if (a.over_children) return merge_children(into, from, from + size);
-    for (int64_t f = 0; f < size; f++) into[f] += from[f];
+    a.over_children ? merge_children(into, from, from + size) : Base::merge(into, from);
   }
   // For a softmax over the children: joins totals with the sums of other children, and their masses and largest logits.
   void merge_children(V* into, const V* sums, const V* mass) {
@@ -117,12 +113,10 @@ class Weighing : public Worker<Self, T, L> {
       }
       const V* of_tiles = this->to_tiles(scale, 1);
       this->for_features([&](int64_t t, int64_t f) INLINED { total[f] *= of_tiles[t]; });
-      at.unpack_numbers(mass, static_cast<T*>(a.results[1]) + sample * a.parents);
+      at.unpack_numbers(mass, a.results[1], sample);
     }
-    at.unpack(total, static_cast<T*>(a.results[0]) + sample * a.parents * a.rows * a.h);
+    at.unpack(total, a.results[0], sample);
   }
-
-  const int64_t total_size;
 
  protected:
   V *query, *factors;
@@ -209,30 +203,27 @@ class WeighingBackward : public Worker<Self, T, L> {
  public:
   using Base = Worker<Self, T, L>;
   using V = typename Base::V;
-  using Base::a, Base::at, Base::size, Base::blocks, Base::arena;
+  using Base::a, Base::at, Base::size, Base::blocks;
 
-  WeighingBackward(const Problem& a, const Shard& shard, SharedGradients& shared)
-      : Base(a, shard, shared), total_size(size_of_total(a, at)) {}
+  using Base::Base;
   static int64_t size_of_total(const Problem&, const Layout<T, L>& at) { return at.size; }
   int64_t state_size() const { return 2 * size + 2 * blocks; }
 
   void make_room() {
-    query = arena.template get<V>(this->block * size);
-    grad = arena.template get<V>(this->block * size);
-    log_mass = arena.template get<V>(this->block * blocks);
-    expected = arena.template get<V>(this->block * blocks);
-    sums = arena.template get<V>(size);
+    query = this->get(this->block * size);
+    grad = this->get(this->block * size);
+    log_mass = this->get(this->block * blocks);
+    expected = this->get(this->block * blocks);
+    sums = this->get(size);
   }
   void begin(int64_t s, int64_t sample) {
-    const int64_t i = sample * a.parents, features = a.rows * a.h;
-    const T* of_sums = static_cast<const T*>(a.grads[0]) + i * features;
-    at.pack(static_cast<const T*>(a.target) + i * features, query + s * size);
-    at.pack(of_sums, grad + s * size);
+    at.pack(a.target, query + s * size, sample);
+    at.pack(a.grads[0], grad + s * size, sample);
     if (!a.over_children) return;
-    at.pack_numbers(static_cast<const T*>(a.results[1]) + i, log_mass + s * blocks, INFINITY);
+    at.pack_numbers(a.results[1], log_mass + s * blocks, INFINITY, sample);
     // Added in the same order as the benefits, so that the difference is exactly 0 where one child has all the weight.
     V *g = grad + s * size, *mean = expected + s * blocks;
-    at.pack(static_cast<const T*>(a.results[0]) + i * features, sums);
+    at.pack(a.results[0], sums, sample);
     this->template sum_features<1>({&mean}, [&](V* total, int64_t f) INLINED { total[0] += sums[f] * g[f]; });
   }
 
@@ -312,11 +303,7 @@ class WeighingBackward : public Worker<Self, T, L> {
     inverse *= -slope * logit;
   }
 
-  void finish(int64_t sample, V* total) const {
-    at.unpack(total, static_cast<T*>(a.grad_target) + sample * a.parents * a.rows * a.h);
-  }
-
-  const int64_t total_size;
+  void finish(int64_t sample, V* total) const { at.unpack(total, a.grad_target, sample); }
 
  protected:
   V *query, *grad, *log_mass, *expected, *sums;

@@ -21,7 +21,7 @@ class SharedLoop : public Base {
  public:
   using T = typename Base::Number;
   using V = typename Base::V;
-  using Base::a, Base::at, Base::blocks, Base::size, Base::pose_size, Base::arena, Base::kernel, Base::shard;
+  using Base::a, Base::at, Base::blocks, Base::size, Base::pose_size, Base::kernel, Base::shard;
   static constexpr int BLOCK = 8;  // numbers in registers
   static constexpr bool ALONG_PARENTS = true, VOTES = false;
   // Larger than in Worker: the weights of a group are packed once for all samples of a block, and the data about the
@@ -29,9 +29,7 @@ class SharedLoop : public Base {
   static constexpr int64_t CACHE = 1 << 23;
   static constexpr int OFFSETS = CHILDREN;
 
-  SharedLoop(const Problem& a, const Shard& shard, SharedGradients& shared)
-      : Base(a, shard, shared), width(pose_size + (a.bias != nullptr)), span(a.over_children ? least(blocks, 4) : blocks),
-        most_children(a.over_children ? CHILDREN : static_cast<int>(most(1, least(8, 32 / blocks))) * CHUNK) {}
+  using Base::Base;
 
   bool children(Watch& watch, int64_t count) {
     Self& self = static_cast<Self&>(*this);
@@ -64,12 +62,7 @@ class SharedLoop : public Base {
   }
   void group(int64_t, int) {}
 
-  V* get(int64_t count) { return arena.template get<V>(count); }
-  // Allocates `most_children` rows of `span` vectors.
-  void get_rows(V** rows) {
-    V* all = get(most_children * span);
-    for (int c = 0; c < most_children; c++) rows[c] = all + c * span;
-  }
+  void get_rows(V** rows) { Base::get_rows(rows, most_children, span); }
 
   // Pulls vectors x of one block of parents through the weights: (rows, h) to (rows, d).
   SEPARATE void pull(int64_t t, const V* x, V* pulled) const {
@@ -146,8 +139,9 @@ class SharedLoop : public Base {
     }
   }
 
-  const int64_t width, span;  // vectors for one pose and the bias; blocks processed at once
-  const int most_children;
+  const int64_t width = pose_size + (a.bias != nullptr);             // vectors for one pose and the bias
+  const int64_t span = a.over_children ? least(blocks, 4) : blocks;  // blocks processed at once
+  const int most_children = a.over_children ? CHILDREN : static_cast<int>(most(1, least(8, 32 / blocks))) * CHUNK;
 
  protected:
   const T* pose_of[CHILDREN];

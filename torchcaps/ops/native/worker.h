@@ -130,8 +130,7 @@ struct Product {
 // ---------------------------------------------------------------- the loop
 
 // The work of a thread, apart from what a reduction computes from the votes. The reduction `Self` has
-//   int64_t total_size          number of vectors in the totals of one sample
-//   size_of_total(a, layout)    the same before there is a worker
+//   size_of_total(a, layout)    number of vectors in the totals of one sample; static
 //   state_size()                number of vectors that `begin` packs for one sample
 //   void begin(s, sample)       packs the tensors of the parents for sample s of the block
 //   void group(s, count)        adds the chunk's children to the run's totals, for `count` samples from s on
@@ -149,9 +148,10 @@ class Worker {
   static constexpr int OFFSETS = CHUNK;         // children whose offsets are kept packed
   static constexpr bool VOTES = true;           // whether votes are made
 
-  Worker(const Problem& a, const Shard& shard, SharedGradients& shared)
+  Worker(const Problem& a, const Shard& shard, SharedGradients<T>& shared)
       : a(a), places(a), at(a, places.samples(), Self::ALONG_PARENTS), product(arena, at, a.d), shard(shard),
         size(at.size), blocks(at.blocks), pose_size(a.rows * a.d), kernel(a.down * a.across),
+        total_size(Self::size_of_total(a, at)),
         poses(static_cast<const T*>(a.poses)), gates(static_cast<const T*>(a.gates)),
         grad_poses(static_cast<T*>(a.into_poses)), grad_gates(static_cast<T*>(a.into_gates)),
         weight(arena, a, at, shard, a.weight, shared.of_shard(0, shard.number), a.groups, a.parents, CHUNK),
@@ -159,13 +159,13 @@ class Worker {
         offset(arena, a, at, shard, a.offset, shared.of_shard(2, shard.number), a.offset_groups, a.parents, Self::OFFSETS,
                -INFINITY),
         most_of_group(static_cast<int>(least(GROUP, most(4, NEAR / (CHUNK * size * sizeof(V)) / 4 * 4)))) {
-    tail = arena.get<V>(blocks);
+    tail = get(blocks);
     const int64_t lines = most_of_group * a.rows;
     lines_of_poses = arena.get<const T*>(lines);
     lines_of_votes = arena.get<V*>(lines);
     lines_of_bias = arena.get<const V*>(lines);
     found = arena.get<T>(lines * a.d);
-    for (V*& x : tiled) x = arena.get<V>(at.room);
+    for (V*& x : tiled) x = get(at.room);
     if (arena.failed) return;
     for (int64_t i = 0; i < blocks * L; i++) reinterpret_cast<T*>(tail)[i] = -INFINITY;
     for (int64_t j = 0; j < a.parents; j++) reinterpret_cast<T*>(tail)[at.slot(j)] = 0;
@@ -174,13 +174,14 @@ class Worker {
   // Processes the shard. Its totals are left in `partial` if other shards have the same samples.
   void run(Watch& watch, V* partial, int64_t state_size) {
     Self& self = static_cast<Self&>(*this);
-    const int64_t total = self.total_size;
+    const int64_t total = total_size;
     const int64_t fitting = Self::CACHE / (sizeof(V) * (state_size + 2 * total));
     const int64_t first = shard.first_image * places.windows, last = shard.last_image * places.windows;
+    if (first == last) return;
     block = least(last - first, most(4, least(MOST_SAMPLES, fitting / 4 * 4)));
-    of_run = arena.get<V>(block * total);
-    totals = arena.get<V>(block * total);
-    votes = arena.get<V>(Self::VOTES ? most_of_group * CHUNK * size : 1);
+    of_run = get(block * total);
+    totals = get(block * total);
+    votes = get(Self::VOTES ? most_of_group * CHUNK * size : 1);
     self.make_room();
     if (arena.failed) return watch.stop(NO_MEMORY);
     for (int64_t start = first; start < last; start += block) {
@@ -206,7 +207,7 @@ class Worker {
   // Processes all children of the shard, for a block of `count` samples. Returns false if it was stopped.
   bool children(Watch& watch, int64_t count) {
     Self& self = static_cast<Self&>(*this);
-    const int64_t total = self.total_size;
+    const int64_t total = total_size;
     for (int64_t i = shard.first_type * kernel, end = shard.last_type * kernel; i < end;) {
       for (int64_t s = 0; s < count; s++) {
         memset(static_cast<void*>(of_run + s * total), 0, total * sizeof(V));
@@ -246,13 +247,14 @@ class Worker {
     offset.flush_all();
   }
   void merge(V* into, const V* from) {
-    for (int64_t i = 0; i < static_cast<Self&>(*this).total_size; i++) into[i] += from[i];
+    for (int64_t i = 0; i < total_size; i++) into[i] += from[i];
   }
-  // Allocates a row of numbers of the parents, and one for each child of the chunk and sample of the group.
-  V* get_row() { return arena.get<V>(blocks); }
-  void get_rows(V** rows) {
-    V* all = arena.get<V>(most_of_group * CHUNK * blocks);
-    for (int i = 0; i < most_of_group * CHUNK; i++) rows[i] = all + i * blocks;
+  V* get(int64_t count) { return arena.get<V>(count); }
+  // Allocates a row of numbers of the parents for each child of the chunk and sample of the group.
+  void get_rows(V** rows) { get_rows(rows, most_of_group * CHUNK, blocks); }
+  void get_rows(V** rows, int count, int64_t width) {
+    V* all = get(count * width);
+    for (int i = 0; i < count; i++) rows[i] = all + i * width;
   }
   // Returns numbers of the parents as vectors of the tiles, valid until others are put into the same place.
   INLINE const V* to_tiles(const V* numbers, int place) const { return at.to_tiles(numbers, tiled[place]); }
@@ -374,7 +376,7 @@ class Worker {
   const Layout<T, L> at;
   const Product<T, L> product;
   const Shard shard;
-  const int64_t size, blocks, pose_size, kernel;
+  const int64_t size, blocks, pose_size, kernel, total_size;
   const T *poses, *gates;
   T *grad_poses, *grad_gates;
   Rows<T, L, Of::WEIGHT> weight;
