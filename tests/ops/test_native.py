@@ -247,6 +247,15 @@ def test_nan_in_nan_out(softmax):
     assert sums[[0, 2, 3, 4, 5]].isfinite().all()
 
 
+def test_an_infinite_pose_changes_the_gradient_of_its_weights_alone():
+    """Few samples and a width that is no multiple of the lanes: vectors end in the weights of the next child."""
+    poses, weight = torch.randn(2, 5, 1, 4), torch.randn(5, 3, 4, 11, requires_grad=True)
+    poses[:, 1] = torch.inf
+    LinearVotes(poses, weight, None, (11,), backend="native").vote_sum().sum().backward()
+    finite = weight.grad.isfinite().flatten(1)
+    assert finite[[0, 2, 3, 4]].all() and not finite[1].any()
+
+
 @pytest.mark.parametrize("size", [(10, 4), (3, 3), (10, 11)], ids=str)
 def test_nan_stays_in_its_sample(size, instructions):
     """Nothing of a sample is left in lanes without a parent or a number, for the next group or block of samples."""

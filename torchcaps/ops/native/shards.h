@@ -90,8 +90,8 @@ struct Places {
 //
 // (parents, rows, h) become vectors (rows, tiles, columns), and weights (parents, d, h) become (tiles, d, columns). They
 // stay as they are if P = L and h is a multiple of it; or any h for few samples, where packing would take longest: the
-// last column of a row then has lanes from the next row, which votes set to 0. A child with fewer weights than lanes has
-// them packed, as its vectors would reach beyond the weights of the next child.
+// last column of a row then has lanes from the next row, which votes set to 0. Fewer weights of a child than lanes are
+// packed, as vectors would reach beyond those of the next child.
 //
 // Numbers of the parents, such as logits, fill all lanes of few vectors, the blocks: `sum_tiles` sums the lanes of each
 // parent, one vector for each tile, into numbers, and `to_tiles` does the opposite. Both fix which lane a parent has.
@@ -273,8 +273,8 @@ enum class Of { WEIGHT, BIAS, NUMBER };  // what a row holds: (parents, d, h), (
 
 // Rows that children share in groups of equal size: weights, biases, offsets or betas, and their gradients. Each slot
 // holds one packed row, and a sum that is still to be added to its gradient. The children of a chunk have a slot each.
-// Weights that need no packing are used where they are, but for the last row of the shard: vectors read and write a few
-// numbers of the next row.
+// Weights that need no packing are used where they are, but for the last row of the shard if vectors read and write a
+// few numbers of the next row.
 template <class T, int L, Of OF>
 class Rows {
  public:
@@ -287,9 +287,10 @@ class Rows {
         size_(OF == Of::WEIGHT ? layout.weight_size : OF == Of::BIAS ? layout.size * L : layout.blocks * L),
         per_group_(groups ? a.types / groups : 1), kernel_(a.down * a.across), slots_(slots), fill_(fill),
         in_place_(OF == Of::WEIGHT && layout.as_stored),
-        last_row_((shard.last_type - 1) / per_group_ * kernel_ + kernel_ - 1) {
-    packed_ = x ? arena.get<T>(slots * size_) : nullptr;
-    sums_ = grad ? arena.get<T>(slots * size_) : nullptr;
+        packed_row_(layout.h % L ? (shard.last_type - 1) / per_group_ * kernel_ + kernel_ - 1 : -1) {
+    const bool packs = !in_place_ || packed_row_ >= 0;
+    packed_ = x && packs ? arena.get<T>(slots * size_) : nullptr;
+    sums_ = grad && packs ? arena.get<T>(slots * size_) : nullptr;
     wide_ = arena.get<T>(layout.parents * (shared == layout.parents ? 1 : width_));
     for (int i = 0; i < slots; i++) row_[i] = -1;
   }
@@ -342,7 +343,7 @@ class Rows {
   explicit operator bool() const { return x_ != nullptr; }
 
  private:
-  INLINE bool used_in_place(int i) const { return in_place_ && row_[i] != last_row_; }
+  INLINE bool used_in_place(int i) const { return in_place_ && row_[i] != packed_row_; }
   const Layout<T, L>& layout_;
   const T* x_;
   T *grad_, *wide_, *packed_, *sums_;
@@ -350,7 +351,7 @@ class Rows {
   int slots_;
   T fill_;
   bool in_place_;
-  int64_t last_row_, row_[CHILDREN];
+  int64_t packed_row_, row_[CHILDREN];  // the one that is packed among those in place, or -1
 };
 
 // Gradients that shards add to: the tensor itself, or a copy for each other shard if they add to the same numbers.

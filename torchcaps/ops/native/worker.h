@@ -106,6 +106,9 @@ struct Product {
           if (lines < LINES) fetch_ahead<C>(column, from);
 #pragma GCC unroll 16
           for (int j = 0; j < N * C; j++) sums[j % C] += p[j / C][e] * x[j];
+          if (real)  // not 0 times an infinite pose
+#pragma GCC unroll 8
+            for (int j = 0; j < C; j++) sums[j] = real[k + j] > T(0) ? sums[j] : read<T, L>(column[j] + from);
 #pragma GCC unroll 8
           for (int j = 0; j < C; j++) write<T, L>(column[j] + from, sums[j]);
         }
@@ -117,7 +120,8 @@ struct Product {
   // the next child needs, whose weights follow.
   template <int C, class P>
   INLINE void fetch_ahead(P const* column, int64_t from) const {
-    for (int j = 0; j < C; j += j + 1 < C && column[j + 1] == column[j] + L ? 2 : 1)
+    constexpr bool SHARED = 2 * L * sizeof(T) <= 64;  // neighboring columns have a cache line in common
+    for (int j = 0; j < C; j += SHARED && j + 1 < C && column[j + 1] == column[j] + L ? 2 : 1)
       __builtin_prefetch(column[j] + from + at.tiles * d * step);
   }
 
