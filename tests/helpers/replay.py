@@ -64,6 +64,7 @@ class Recorder:
     def __init__(self, folder: Path):
         self.folder, self.calls = folder, list[Call]()
         self.library = native.load()
+        self.torchcaps_squash = self.library.torchcaps_squash  # plain loops, which are not compared
 
     def torchcaps_run(self, operation: int, size: int, problem: Any) -> int:
         return self.record(partial(self.library.torchcaps_run, operation), operation, size, problem)
