@@ -1,4 +1,4 @@
-"""Use a CUDA device for a short time: the kernels' tests, `torchcaps bench`, and trainings that are still open.
+"""Use a CUDA device for a short time: tests of the kernels and of resident steps, times, and trainings that are open.
 
     python benchmarks/device.py --seconds 540        # again, with the same folder: goes on with what is open
     python benchmarks/device.py --smoke              # every stage in tiny form on a CPU, to try this script itself
@@ -6,7 +6,7 @@
 Run it in a clone, with pytest and the package's extra "train" installed. The stages come in order of their value. Each
 has a limit in seconds and starts only if a sensible part of it is left of `--seconds`; one that takes longer is
 stopped. The folder `--out` has a log of each stage, its numbers (bench/bench.json, graphs/bench.json,
-runs/results.csv), device.json, which says what is done for which code on which device, and table.txt, the same as a
+steps/steps.json, runs/results.csv), device.json, which says what is done for which code on which device, and table.txt, the same as a
 table. All of them are whole whenever the script is cut. `--stages kernels bench` runs some stages alone.
 
 If all stages of the kernels passed, the last line says what to add to the package, so that "auto" takes the kernels on
@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -112,7 +112,7 @@ def all_stages(out: Path, smoke: bool, rows: Rows, check_hashes: str) -> list[St
     runs = out / "runs"
     queue = [*torchcaps, "reproduce", *rows.ready, "--runs", str(runs), "--check_hashes", check_hashes]
     copies = min(SIDE_BY_SIDE, rows.runs, os.cpu_count() or 1)
-    queue += ["--threads", str(max((os.cpu_count() or 1) // max(copies, 1), 1))]
+    queue += ["--resident", "--threads", str(max((os.cpu_count() or 1) // max(copies, 1), 1))]
 
     def tiny(chosen: str, otherwise: str = "") -> list[str]:
         expression = chosen if smoke else otherwise
@@ -133,6 +133,21 @@ def all_stages(out: Path, smoke: bool, rows: Rows, check_hashes: str) -> list[St
             [*tests, "tests/ops/test_operators.py", *tiny("of_triton and 2", "triton")],
             90,
             tests_passed,
+        ),
+        Stage(
+            "resident",
+            [*tests, "tests/training/test_resident.py", *tiny("a_graph_takes_the_same_steps and not cuda", "on_cuda")],
+            120,
+            tests_passed,
+        ),
+        Stage(
+            "steps",
+            [
+                *(sys.executable, "benchmarks/steps.py", "--out", str(out / "steps")),
+                *(("--small", "--steps", "1", "--rounds", "1", "--batch", "4") if smoke else ()),
+            ],
+            120,
+            lambda last: None,
         ),
         Stage(
             "bench",
@@ -354,6 +369,8 @@ def run_stages(stages: Sequence[Stage], report: Report, seconds: float) -> None:
             print(f"{stage.name} ... (see {log})", flush=True)
             report.write(stage.name, "cut", "this script was killed")  # stands if it is killed now
             try:
+                if report["resident"].status != "done":  # whose steps are not known to be right
+                    stage = replace(stage, command=[word for word in stage.command if word != "--resident"])
                 status, detail = run_stage(stage, log, min(stage.limit, left), signals)
             except Stopped as stopped:
                 report.write(stage.name, "cut", stopped.message, time.monotonic() - began)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import CapsuleLinear, Capsules, CapsuleShared, HeinsenRouting, HeinsenVectorRouting, use_backend
-from torchcaps.bench.resources import free_bytes, peak_allocated, show_bytes, time_side_by_side
+from torchcaps.bench.resources import peak_allocated, show_bytes, time_side_by_side
+from torchcaps.utils.memory import free_bytes
 
 # By layer: what makes it, the features of a vector, and the bytes that the reference takes for each vector.
 LAYERS = {

@@ -56,11 +56,12 @@ from torchcaps.bench.baselines import dynamic_loop, em_loop, heinsen_loop
 from torchcaps.bench.layers import Layer, LayerCase, Sizes
 from torchcaps.bench.measurement import PASSES
 from torchcaps.bench.report import environment
-from torchcaps.bench.resources import free_bytes, show_bytes, time_side_by_side
+from torchcaps.bench.resources import show_bytes, time_side_by_side
 from torchcaps.bench.ways import by_samples, prepare
 from torchcaps.measures.axes import COLORS, MARKERS, in_style, write
 from torchcaps.utils.checks import counted, one_line
 from torchcaps.utils.files import make_folder, write_text_whole
+from torchcaps.utils.memory import free_bytes
 
 TOLERANCE = 3e-4  # of values and gradients in float32, relative to the largest number; as the tests of the kernels
 COUNTED = 1e-3  # seconds of a native pass from which on it is compared with the bound

@@ -186,7 +186,7 @@ def refuse(*arguments):  # stands for a system on which the peak cannot be reset
 
 resources.Path.write_text = refuse
 torch.ones(100 * MB // 4)  # the highest peak so far is above the memory in use
-hidden = resources._highest_ever() - resources._bytes_of("/proc/self/status", "VmRSS")
+hidden = resources._highest_ever() - resources.bytes_of("/proc/self/status", "VmRSS")
 assert hidden > 80 * MB
 print(peak_resident(lambda: torch.ones((hidden + 64 * MB) // 4)))
 """

@@ -183,10 +183,11 @@ def test_again_trains_rows_whose_results_come_with_the_package(tmp_path, monkeyp
     assert re.search(r"9.00 % \(1 seed\) +seeds 0, 2", capfd.readouterr().out)
 
 
-def test_compiled_runs_have_the_same_keys():
-    plain, compiled = plan([ROW])[0], plan([ROW], compiled=True)[0]
-    assert compiled.keys == plain.keys
-    assert compiled.changes == {**plain.changes, "model.compile": True}
+@pytest.mark.parametrize(("way", "value"), [("compiled", "model.compile"), ("resident", "trainer.resident")])
+def test_other_ways_to_train_have_the_same_keys(way, value):
+    plain, other = plan([ROW])[0], plan([ROW], **{way: True})[0]
+    assert other.keys == plain.keys
+    assert other.changes == {**plain.changes, value: True}
 
 
 def test_the_parts_of_a_run(tmp_path):

@@ -146,7 +146,7 @@ def test_each_digit_of_an_image_is_drawn_from_its_own_capsule():
 
     torch.testing.assert_close(classifier.training_step((images, labels, parts), 0), expected([[0, 2], [1, 2]]))
     predicted = [sorted(range(3), key=lambda label: -scores[index, label])[:2] for index in range(2)]
-    torch.testing.assert_close(classifier._step("test", (images, labels, parts), 0)[0], expected(predicted))
+    torch.testing.assert_close(classifier.outcome("test", (images, labels, parts), 0).loss, expected(predicted))
     with pytest.raises(ValueError, match=r"needs batches with each class's own image .*MultiMNIST\(parts=True\)"):
         classifier.training_step((images, labels), 0)
 
@@ -162,7 +162,8 @@ def test_scores_of_crops_are_averaged(loss, labels_per_image):
     single = [network(crops[:, k]).evidence for k in range(10)]
     mean = sum(single) / 10
     torch.testing.assert_close(classifier(crops).evidence, mean)
-    torch.testing.assert_close(classifier._step("test", (crops, labels), 0)[0], loss(mean, labels))
+    torch.testing.assert_close(classifier.outcome("test", (crops, labels), 0).loss, loss(mean, labels))
+    classifier.test_step((crops, labels), 0)
     if labels_per_image == 1:
         right = mean.argmax(1) == labels
     else:
@@ -174,7 +175,9 @@ def test_crops_are_not_reconstructed():
     network = small().eval()
     crops, labels = torch.rand(4, 10, 1, 8, 8), torch.tensor([0, 2, 1, 1])
     losses = [
-        Classifier(network, MarginLoss(), classes=3, reconstruction_weight=weight)._step("test", (crops, labels), 0)[:2]
+        Classifier(network, MarginLoss(), classes=3, reconstruction_weight=weight)
+        .outcome("test", (crops, labels), 0)
+        .loss
         for weight in (0.01, 0.0)
     ]
     assert losses[0] == losses[1]

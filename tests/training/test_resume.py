@@ -1,5 +1,6 @@
 """A training that is interrupted and resumed ends in the same weights as one that is not, whatever interrupts it."""
 
+import csv
 import errno
 import os
 import random
@@ -9,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from pictures import draw_digits
 
 from torchcaps.training import Classifier
 from torchcaps.training.checkpoints import LastCheckpoints
+from torchcaps.training.resident import USUAL, ResidentStep
 
 RECIPES = {
     "digits.yaml": """
@@ -122,7 +125,13 @@ def _own_folder(tmp_path, monkeypatch, images_of_noise):
 def seen(monkeypatch) -> list[tuple[int, ...]]:
     """A list that gets the epoch, the batch and the step of every training step."""
     steps = []
-    training_step = Classifier.training_step
+    training_step, take = Classifier.training_step, ResidentStep.take
+
+    def resident(self, epoch, batch, indices):
+        steps.append((epoch, batch, self.trainer.global_step))
+        take(self, epoch, batch, indices)
+
+    monkeypatch.setattr(ResidentStep, "take", resident)
 
     def step(self, batch, batch_idx):
         steps.append((self.trainer.current_epoch, batch_idx, self.trainer.global_step))
@@ -161,6 +170,7 @@ def assert_same(one: Any, other: Any, place: str = "") -> None:
 
 Straight = tuple[dict[str, Any], list[tuple[int, ...]]]  # last checkpoint and steps of a training without interruption
 STRAIGHT: dict[tuple[str, ...], Straight] = {}
+METRICS: dict[tuple[str, ...], list[dict[str, str]]] = {}
 
 
 def straight(options: list[str], seen: list[tuple[int, ...]]) -> Straight:
@@ -168,6 +178,7 @@ def straight(options: list[str], seen: list[tuple[int, ...]]) -> Straight:
     if tuple(options) not in STRAIGHT:
         assert train("straight", *options) == 0
         STRAIGHT[tuple(options)] = newest("straight"), list(seen)
+        METRICS[tuple(options)] = metrics("straight")
         seen.clear()
     return STRAIGHT[tuple(options)]
 
@@ -322,6 +333,80 @@ def test_nothing_to_go_on_with(slow_signals, capfd):
     said = capfd.readouterr().err.splitlines()[-1]
     assert "; nothing was saved; to start again: torchcaps train digits.yaml " in said
     assert "--ckpt_path" not in said
+
+
+# Resident steps
+
+RESIDENT = "--trainer.resident=true"
+ALL_RESIDENT = [case for case in CASES if not case.endswith("workers") and "of two" not in case]
+QUICK_RESIDENT = ("in memory, validated within epochs", "texts by length", "made on the fly")
+
+
+def resident_cases() -> list[Any]:
+    return [case if case in QUICK_RESIDENT else slow(case) for case in ALL_RESIDENT]
+
+
+@pytest.mark.parametrize("case", resident_cases())
+def test_resident_steps_end_in_the_same_weights(case, seen, monkeypatch, capfd):
+    options = CASES[case]
+    encoder_of(options)
+    end, all_steps = straight(options, seen)
+    usual = []
+    step = Classifier.training_step
+    monkeypatch.setattr(Classifier, "training_step", lambda *given: (usual.append(given), step(*given))[1])
+    assert train("resident", *options, RESIDENT) == 0
+    assert "trainer.resident" not in capfd.readouterr().err
+    assert seen == all_steps
+    assert len(usual) == USUAL
+    assert_ends_alike("resident", end)
+    assert_same(metrics("resident"), METRICS[tuple(options)])
+
+
+def metrics(runs: str) -> list[dict[str, str]]:
+    """Return the logged metrics of a run, rounded as sums in another order need it."""
+    (path,) = Path(runs).rglob("metrics.csv")
+    with path.open(newline="") as file:
+        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+    mean = "train/loss_step"  # in resident steps that of several, elsewhere the newest
+    return [{name: f"{float(value):.5g}" for name, value in row.items() if name != mean} for row in rows]
+
+
+@pytest.mark.parametrize("case", resident_cases())
+def test_resident_runs_of_many_pieces(case, monkeypatch, seen):
+    """A signal ends the run in its first resident step, and it is killed in a later one before it is resumed."""
+    options = CASES[case]
+    encoder_of(options)
+    end, all_steps = straight(options, seen)
+    monkeypatch.setattr(LastCheckpoints, "SECONDS", 0)
+    with during_resident_step(monkeypatch, 3, lambda: signal.raise_signal(signal.SIGTERM)):
+        assert train("pieces", *options, RESIDENT) == 143
+    assert newest("pieces")["global_step"] == 4
+
+    def kill() -> None:
+        raise Killed
+
+    with during_resident_step(monkeypatch, 8, kill), pytest.raises(Killed):
+        train("pieces", *options, RESIDENT, "--ckpt_path", "last")
+    assert newest("pieces")["global_step"] == 8
+    seen.clear()
+    assert train("pieces", *options, RESIDENT, "--ckpt_path", "last") == 0
+    assert seen == all_steps[8:]
+    assert_ends_alike("pieces", end)
+
+
+@contextmanager
+def during_resident_step(monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], None]) -> Iterator[None]:
+    """Within this context, act in a resident step, between its gradients and its update."""
+    update = ResidentStep.update
+
+    def acting(self):
+        if self.trainer.global_step == at:
+            act()
+        update(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResidentStep, "update", acting)
+        yield
 
 
 # Runs that are continued with more epochs or steps

@@ -14,7 +14,6 @@ from torchcaps.bench.layers import LAYERS, Layer
 from torchcaps.bench.networks import NETWORKS, Network
 from torchcaps.bench.resources import (
     Rates,
-    free_bytes,
     graphed,
     in_fresh_process,
     peak_allocated,
@@ -24,6 +23,7 @@ from torchcaps.bench.resources import (
 )
 from torchcaps.bench.ways import STORES_VOTES, NoNumber, by_samples, check_values, prepare, relative_errors
 from torchcaps.utils.checks import counted
+from torchcaps.utils.memory import free_bytes
 
 MEASURED: dict[str, Layer | Network] = {**LAYERS, **NETWORKS}
 PASSES = ("forward", "forward+backward")

@@ -4,7 +4,6 @@ import ctypes
 import gc
 import itertools
 import multiprocessing
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from torchcaps.utils.memory import bytes_of
 
 
 class Rates(NamedTuple):
@@ -122,11 +123,11 @@ def peak_resident(run: Callable[[], object]) -> int:
             trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")
-        before, can_reset = _bytes_of("/proc/self/status", "VmRSS"), True
+        before, can_reset = bytes_of("/proc/self/status", "VmRSS"), True
     except OSError:
         before, can_reset = _highest_ever(), False
     run()
-    return max(0, (_bytes_of("/proc/self/status", "VmHWM") if can_reset else _highest_ever()) - before)
+    return max(0, (bytes_of("/proc/self/status", "VmHWM") if can_reset else _highest_ever()) - before)
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -142,17 +143,6 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
             raise MemoryError("the process was killed, as it is when memory runs out") from None
 
 
-def free_bytes(device: str) -> int:
-    """Return the bytes that are still free on a device."""
-    if device == "cuda":
-        free, _ = torch.cuda.mem_get_info()
-        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    try:
-        return _bytes_of("/proc/meminfo", "MemAvailable")
-    except OSError:
-        return sys.maxsize  # unknown on other systems: try
-
-
 def show_bytes(n: float) -> str:
     """Return bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB"):
@@ -160,14 +150,6 @@ def show_bytes(n: float) -> str:
             return f"{n:.3g} {unit}"
         n /= 1000
     return f"{n:.3g} GB"
-
-
-def _bytes_of(file: str, field: str) -> int:
-    """Return the bytes of a line such as `VmRSS:  1234 kB`."""
-    line = re.search(rf"{field}:\s*(\d+) kB", Path(file).read_text(encoding="ascii"))
-    if line is None:
-        raise OSError(f"{file} has no {field}")
-    return int(line[1]) * 1024
 
 
 def _highest_ever() -> int:

@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compile the trainings: 10 to 17 %% less time for the ResNets of Zhao & Huang",
     )
+    parser.add_argument(
+        "--resident",
+        action="store_true",
+        help="keep the samples on the device and, on a GPU, replay each step as a graph: see trainer.resident",
+    )
     parser.add_argument("--list", action="store_true", help="show published, ours so far, and what is left")
     add_runs(parser)
 
@@ -68,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
     def progress(text: str) -> None:
         print(f"{datetime.now().isoformat(' ', 'seconds')} {text}", flush=True)
 
-    runs = plan(names, options.check_hashes == "true", options.compile)
+    runs = plan(names, options.check_hashes == "true", options.compile, options.resident)
     if options.list:
         print_table(queue.HEADER, queue.table(root, runs, options.again))
         return

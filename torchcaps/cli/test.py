@@ -31,8 +31,8 @@ def check_test(training: "Training") -> None:
         raise ValueError("no batch to test on: set trainer.limit_test_batches to more than 0")
 
 
-def print_test(training: "Training") -> None:
-    """Test the model and print the metrics; of several processes only the first one prints."""
+def print_test(training: "Training") -> dict[str, float]:
+    """Test the model, print the metrics and return them; of several processes only the first one prints."""
     metrics, report = training.test(), training.report()
     if training.trainer.is_global_zero:
         for name, value in metrics.items():
@@ -41,3 +41,4 @@ def print_test(training: "Training") -> None:
             print_table(report.HEADER, report.rows)
             if report.calibration:
                 print(report.calibration)
+    return metrics

@@ -5,10 +5,13 @@ import multiprocessing
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
 from torchcaps.cli.arguments import add_recipe, find_run
+from torchcaps.cli.table import print_table
 from torchcaps.cli.test import check_test, print_test
 from torchcaps.utils.processes import stop_all_on_error
 from torchcaps.utils.signals import Stopped
@@ -30,12 +33,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for each class in it; torchcaps train own/texts --data.file TABLE --data.text COLUMN --data.label COLUMN"
     )
     parser.add_argument("--smoke", action="store_true", help="take two steps of two images, as a check")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        metavar="SEED",
+        help="train once with each of these seeds, one after another in one process, and print the mean and the "
+        "standard deviation of what the tests give",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train a recipe, then test it. Where a signal or a full disk ends it, say how to continue."""
+    """Train a recipe, then test it, once or with each of several seeds."""
+    if options.seeds is None:
+        _train(options)
+        return
+    seeds = _check_seeds(options)
+    results: list[dict[str, float]] = []
+    for place, seed in enumerate(seeds):
+        print(f"seed {seed}")
+        try:
+            results.append(_train(_with_seed(options, seed)))
+        except Stopped as stop:
+            if left := seeds[place + 1 :]:
+                stop.message += f"; then: {_command(options, ['--seeds', *map(str, left)])}"
+            raise
+    of_all = [(name, [result[name] for result in results]) for name in results[0]]
+    rows = [
+        (name, f"{mean(values):.4f}", f"{stdev(values):.4f}" if len(values) > 1 else "", *(f"{x:.4f}" for x in values))
+        for name, values in of_all
+    ]
+    print_table(("", "mean", "standard deviation", *(f"seed {seed}" for seed in seeds)), rows)
+
+
+def _check_seeds(options: argparse.Namespace) -> list[int]:
+    """Return the seeds, after a check that each of them begins a training of its own."""
+    from torchcaps.runs.places import is_place
+
+    seeds: list[int] = options.seeds
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds must be different numbers, got {' '.join(map(str, seeds))}")
+    if any(override.path[0] == "seed_everything" for override in options.overrides):
+        raise ValueError("--seeds and --seed_everything both choose the seed: leave out one of them")
+    if options.ckpt_path is not None or is_place(options.recipe):
+        raise ValueError("--seeds begins trainings, and a run that goes on has a seed: leave it out, or give a recipe")
+    return seeds
+
+
+def _with_seed(options: argparse.Namespace, seed: int) -> argparse.Namespace:
+    """Return the options of a training with a seed."""
+    from torchcaps.training.overrides import overrides_of
+
+    (override,) = overrides_of({"seed_everything": seed})
+    changed = {"overrides": [*options.overrides, override], "tokens": [*options.tokens, *override.tokens]}
+    return argparse.Namespace(**{**vars(options), **changed})
+
+
+def _train(options: argparse.Namespace) -> dict[str, float]:
+    """Train a recipe, test it, and return the metrics. Where a signal or a full disk ends it, say how to continue."""
     training = _training(options)
     try:
+        if options.seeds is not None and training.trainer.world_size > 1:
+            raise ValueError("--seeds is for a single process: leave it out, or train on one device")
         check_test(training)
         first = training.trainer.is_global_zero  # of several processes
         if first:
@@ -44,11 +103,12 @@ def run(options: argparse.Namespace) -> None:
             training.fit()
             if first and training.best:
                 print(f"best checkpoint: {training.best}, after epoch {training.best_epoch}")
-            print_test(training)
+            metrics = print_test(training)
         if first and training.run_folder:
             if training.report():
                 print(f"report: {training.run_folder / 'report'}")
             print(f"run: {training.run_folder}")
+        return metrics
     except Stopped as stop:
         for process in multiprocessing.active_children():  # of a spawned training
             process.terminate()
@@ -90,13 +150,17 @@ def _resume_command(options: argparse.Namespace, run_folder: Path) -> str:
 
     last = run_folder / "checkpoints" / "last.ckpt"
     checkpoint = str(last) if last.is_file() else options.ckpt_path
+    resumed = ["--ckpt_path", checkpoint] if checkpoint else []
+    command = _command(options, resumed, with_changes=not last.is_file() or not is_place(options.recipe))
+    return f"{'to continue' if checkpoint else 'nothing was saved; to start again'}: {command}"
+
+
+def _command(options: argparse.Namespace, more: Sequence[str], with_changes: bool = True) -> str:
+    """Return a command with the options that were given, and more. A checkpoint of a run that went on has all values
+    that were given: its command is without changes."""
     flags = [f"--{flag}" for flag in ("small", "smoke", "allow_code") if getattr(options, flag)]
     model = ["--model", options.model] if options.model else []
-    # A checkpoint of a run that went on has all values that were given.
-    tokens = [] if last.is_file() and is_place(options.recipe) else options.tokens
-    command = ["torchcaps", "train", options.recipe, *flags, *model, *tokens]
+    command = ["torchcaps", "train", options.recipe, *flags, *model, *(options.tokens if with_changes else [])]
     if options.runs != os.environ.get("TORCHCAPS_RUNS", "runs"):
         command += ["--runs", options.runs]
-    if checkpoint:
-        command += ["--ckpt_path", checkpoint]
-    return f"{'to continue' if checkpoint else 'nothing was saved; to start again'}: {shlex.join(command)}"
+    return shlex.join([*command, *more])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.data.copies import near_copies
 from torchcaps.data.files import DataError
-from torchcaps.data.images import ImageData
+from torchcaps.data.images import ImageData, PictureSet
 from torchcaps.data.labeled import LabeledData
 from torchcaps.data.notes import MOST_BAD, listed, say, together
 from torchcaps.data.order import evenly_chosen
@@ -20,7 +20,6 @@ from torchcaps.data.picture_lists import EXPECTED_FOLDERS, PictureList, pictures
 from torchcaps.data.pictures import (
     Fit,
     Header,
-    PictureSet,
     Reading,
     Window,
     any_has_color,

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from torchcaps.data.files import DataError, own_folder
-from torchcaps.data.images import ImageData
-from torchcaps.data.pictures import SUFFIXES, PictureSet
+from torchcaps.data.images import ImageData, PictureSet
+from torchcaps.data.pictures import SUFFIXES
 from torchcaps.utils.arguments import Count, CountOrZero, checked
 from torchcaps.utils.files import read_text, user_path
 

@@ -1,6 +1,8 @@
 """Base of the labeled image sets, in memory or on disk: splits, batches, augmentation."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -12,10 +14,11 @@ from torch.nn.functional import interpolate, pad
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
 from torchcaps.data.notes import together
-from torchcaps.data.pictures import Fit, Window, read_picture
+from torchcaps.data.pictures import Fit, Window, in_threads, read_picture
 from torchcaps.data.stratified import stratified_split
 from torchcaps.utils.arguments import Count, CountOrZero, Range, check_input, checked
 from torchcaps.utils.checks import check_choice, counted
+from torchcaps.utils.memory import free_bytes
 
 # Not the run's seed: validation scores are comparable only if every run holds out the same images.
 VAL_SEED = 0
@@ -39,12 +42,62 @@ class ImageSet(LabeledSet):
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels = images, labels
 
-    def __getitems__(self, indices: list[int]) -> Batch:
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # where its tensors are
+        return self.labels.device
+
+    def on(self, device: torch.device) -> Self:
+        if device == self.device or self.images.nbytes > free_bytes(device) / 2:
+            return self
+        return type(self)(self.images.to(device), self.labels.to(device))
+
+    def __getitems__(self, indices: list[int] | Tensor) -> Batch:
         # Two gathers are faster than stacking 128 small tensors.
         return _as_float(self.images[indices]), self.labels[indices]
 
     def subset(self, indices: np.ndarray) -> Self:
         return type(self)(self.images[indices], self.labels[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class PictureSet(LabeledSet):
+    """Labeled pictures that are read from their files when a batch needs them, see `read_picture`.
+
+    Args:
+        folder: folder with the files.
+        names: paths of the files in it, an array (n,).
+        labels: labels (n,) int64.
+        shape: channels, height and width of an image.
+        fit: how a picture gets this shape.
+        window: numbers that are black and white in pictures of more than 8 bits per pixel.
+    """
+
+    folder: Path
+    names: np.ndarray
+    labels: Tensor
+    shape: tuple[int, int, int]
+    fit: Fit
+    window: Window | None = None
+
+    def __getitems__(self, indices: list[int] | Tensor) -> Batch:
+        images = [self._read(self.folder / self.names[index]) for index in indices]
+        return torch.stack(images), self.labels[indices]
+
+    def subset(self, indices: np.ndarray) -> Self:
+        return replace(self, names=self.names[indices], labels=self.labels[indices])
+
+    def on(self, device: torch.device) -> LabeledSet:
+        """Return the pictures as an `ImageSet` on a device, read once, or as they are if its memory is too small."""
+        if len(self) * math.prod(self.shape) > free_bytes(device) / 2:
+            return self
+        paths = [self.folder / name for name in self.names]
+        images = torch.empty(len(self), *self.shape, dtype=torch.uint8)
+        for place, image in enumerate(in_threads(self._read, paths, f"reading {counted(len(paths), 'picture')}")):
+            images[place] = image
+        return ImageSet(images.to(device), self.labels.to(device))
+
+    def _read(self, file: Path) -> Tensor:
+        return read_picture(file, self.shape, self.fit, self.window)
 
 
 class ImageData(LabeledData):

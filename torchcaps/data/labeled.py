@@ -27,6 +27,7 @@ class LabeledSet(Dataset[Batch]):
     """Samples in memory or on disk, with labels (n,) int64. A DataLoader reads a whole batch in one call."""
 
     labels: Tensor
+    device: torch.device | None = None  # on which batches are made; None for samples that are read from files
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -36,9 +37,13 @@ class LabeledSet(Dataset[Batch]):
         alone = tuple(batch[0] for batch in inputs) if isinstance(inputs, tuple) else inputs[0]
         return alone, *(batch[0] for batch in rest)
 
-    def __getitems__(self, indices: list[int]) -> Batch:
-        """Return the samples at the indices as one batch."""
+    def __getitems__(self, indices: list[int] | Tensor) -> Batch:
+        """Return the samples at the indices as one batch. A tensor of indices is on the device of the samples."""
         raise NotImplementedError
+
+    def on(self, device: torch.device) -> "LabeledSet":
+        """Return the same samples, on a device if they can lie there."""
+        return self
 
     def subset(self, indices: np.ndarray) -> Self:
         """Return the set of the samples at the indices."""
@@ -114,6 +119,7 @@ class LabeledData(LightningDataModule):
         self.train_set: LabeledSet | None = None
         self.val_set: LabeledSet | None = None
         self.test_set: LabeledSet | None = None
+        self._resident: dict[str, tuple[LabeledSet, LabeledSet]] = {}  # by stage: a set, and itself on a device
         self._seed: int | None = None  # of the run
         self._seeded: Any = None  # the Trainer whose run it is
         self._order: Order | None = None
@@ -195,7 +201,12 @@ class LabeledData(LightningDataModule):
 
     def part(self, stage: str) -> Dataset[Batch]:
         """Return the samples that the loader of a stage reads: "fit", "validate" or "test"."""
-        return self._loaded(stage)
+        samples = self._loaded(stage)
+        if self.trainer is None or not getattr(self.trainer, "resident", False) or self.num_workers:
+            return samples
+        if self._resident.get(stage, (None, None))[0] is not samples:
+            self._resident[stage] = samples, samples.on(self.trainer.strategy.root_device)
+        return self._resident[stage][1]
 
     def order(self) -> Order:
         """Return the order of the training samples."""
@@ -225,13 +236,19 @@ class LabeledData(LightningDataModule):
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         position = self._position()
-        if self.trainer is not None and self.trainer.training and position is not None and self._seed is not None:
-            seed = stream(self._seed, *position, self.trainer.global_rank)
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond without a GPU
-            device = self.trainer.strategy.root_device
-            if device.type != "cpu":
-                torch.get_device_module(device).manual_seed(seed)
+        if self.trainer is not None and self.trainer.training and position is not None:
+            self.seed_batch(*position)
         return batch
+
+    def seed_batch(self, epoch: int, batch: int) -> None:
+        """Give torch's generators the seed of a training batch, both counted from 0. The Trainer must have begun."""
+        if self.trainer is None or self._seed is None:
+            return
+        seed = stream(self._seed, epoch, batch, self.trainer.global_rank)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond without a GPU
+        device = self.trainer.strategy.root_device
+        if device.type != "cpu":
+            torch.get_device_module(device).manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._seed is None else {"seed": self._seed, "batch_size": self.batch_size_together}

@@ -54,8 +54,12 @@ class Overlays(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         return tuple(batch[0] for batch in self.__getitems__([index]))
 
-    def __getitems__(self, indices: list[int]) -> Batch:
-        index = torch.tensor(indices, device=self.labels.device)
+    @property
+    def device(self) -> torch.device:
+        return self.labels.device
+
+    def __getitems__(self, indices: list[int] | Tensor) -> Batch:
+        index = torch.as_tensor(indices, device=self.device)
         # Draw 0: is there a single digit? Draws 1 and 2: the digits. Draws 3 to 6: their shifts down and right.
         drawn = draws(self.seed, index)
         single = drawn[:, 0] < int(self.single * 2**53)

@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from torchcaps.data.files import DataError
-from torchcaps.data.labeled import Batch, LabeledSet
 from torchcaps.data.notes import progress_bar, say
 from torchcaps.utils.arguments import Count, checked
 from torchcaps.utils.checks import counted
@@ -330,32 +329,3 @@ def in_threads(function: Callable[[Path], R], paths: Sequence[Path], description
         warnings.simplefilter("ignore")
         some = (threads.map(function, paths[first : first + QUEUED]) for first in range(0, len(paths), QUEUED))
         yield from progress.track(chain.from_iterable(some), len(paths), description=description)
-
-
-@dataclass(frozen=True, eq=False)
-class PictureSet(LabeledSet):
-    """Labeled pictures that are read from their files when a batch needs them, see `read_picture`.
-
-    Args:
-        folder: folder with the files.
-        names: paths of the files in it, an array (n,).
-        labels: labels (n,) int64.
-        shape: channels, height and width of an image.
-        fit: how a picture gets this shape.
-        window: numbers that are black and white in pictures of more than 8 bits per pixel.
-    """
-
-    folder: Path
-    names: np.ndarray
-    labels: Tensor
-    shape: tuple[int, int, int]
-    fit: Fit
-    window: Window | None = None
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        files = (self.folder / self.names[index] for index in indices)
-        images = [read_picture(file, self.shape, self.fit, self.window) for file in files]
-        return torch.stack(images), self.labels[indices]
-
-    def subset(self, indices: np.ndarray) -> Self:
-        return replace(self, names=self.names[indices], labels=self.labels[indices])

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchcaps.data.images import ImageData
 from torchcaps.data.labeled import Batch, LabeledSet
 from torchcaps.utils.arguments import checked
+from torchcaps.utils.memory import free_bytes
 
 # smallNORB's split of the ten toys of each class, and its grid of poses. The numbers are those of `Metadata`.
 TRAINING_INSTANCES, TEST_INSTANCES = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)
@@ -43,7 +44,17 @@ class StereoSet(LabeledSet):
         self.images, self.chosen, self.metadata = images, chosen, metadata
         self.labels = metadata.category
 
-    def __getitems__(self, indices: list[int]) -> Batch:
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # where its tensors are
+        return self.images.device
+
+    def on(self, device: torch.device) -> Self:
+        if device == self.device or self.images.nbytes > free_bytes(device) / 2:
+            return self
+        metadata = Metadata(*(column.to(device) for column in self.metadata))
+        return type(self)(self.images.to(device), self.chosen.to(device), metadata)
+
+    def __getitems__(self, indices: list[int] | Tensor) -> Batch:
         return self.images[self.chosen[indices]].float() / 255, self.labels[indices]
 
     def subset(self, indices: np.ndarray) -> Self:

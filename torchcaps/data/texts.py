@@ -3,6 +3,7 @@
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchcaps.data.embeddings import Embeddings
@@ -15,12 +16,14 @@ from torchcaps.utils.arguments import Count, CountOrZero, checked
 class TextSet(LabeledSet):
     """Embedded texts with labels (n,) int64. A batch is ((embeddings, mask), labels), see `Embeddings.padded`."""
 
+    device = torch.device("cpu")
+
     @checked
     def __init__(self, embeddings: Embeddings, labels: Tensor) -> None:
         self.embeddings, self.labels = embeddings, labels
 
-    def __getitems__(self, indices: list[int]) -> Batch:
-        return self.embeddings.padded(indices), self.labels[indices]
+    def __getitems__(self, indices: list[int] | Tensor) -> Batch:
+        return self.embeddings.padded([*map(int, indices)]), self.labels[indices]
 
 
 class TextData(LabeledData):

@@ -35,6 +35,18 @@ def is_right(scores: Tensor, labels: Tensor) -> Tensor:
     return (scores.where(labeled, torch.inf).amin(1) > highest_other) & labeled.any(1) & scores.amax(1).isfinite()
 
 
+def is_among(scores: Tensor, labels: Tensor, top_k: int) -> Tensor:
+    """Return on which samples the class is among the `top_k` highest scores, `(n,)` bool.
+
+    Args:
+        scores: `(n, classes)`.
+        labels: class of each sample, `(n,)`.
+        top_k: number of scores; of equal scores, one is taken.
+    """
+    highest = scores.argmax(1, keepdim=True) if top_k == 1 else scores.topk(top_k, 1).indices
+    return (highest == labels[:, None]).any(1)
+
+
 def balanced_accuracy(right: Tensor, labels: Tensor) -> float:
     """Return the balanced accuracy: the mean, over the classes that have samples, of the share that is right.
 

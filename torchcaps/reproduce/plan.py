@@ -29,6 +29,8 @@ class Run:
         tested_on: classes of further data that the trained network is tested on.
         check_hashes: whether the files of the data must have their published hashes.
         compiled: whether `torch.compile` compiles the training, which changes its values by rounding alone.
+        resident: whether its steps are taken on samples that lie on the device, which on a CPU changes no value, and on
+            a GPU only the order of some sums.
     """
 
     recipe: str
@@ -36,6 +38,7 @@ class Run:
     tested_on: tuple[str, ...] = ()
     check_hashes: bool = True
     compiled: bool = False
+    resident: bool = False
 
     def __str__(self) -> str:
         return f"{self.recipe}, seed {self.seed}"
@@ -70,17 +73,21 @@ class Run:
             changes["trainer.precision"] = "bf16-mixed"
         if self.compiled:
             changes["model.compile"] = True
+        if self.resident:
+            changes["trainer.resident"] = True
         return changes
 
 
-def plan(wanted: Sequence[str] = (), check_hashes: bool = True, compiled: bool = False) -> list[Run]:
+def plan(
+    wanted: Sequence[str] = (), check_hashes: bool = True, compiled: bool = False, resident: bool = False
+) -> list[Run]:
     """Return all runs in their order: those of plan.yaml first, then the others.
 
     Args:
         wanted: papers, tables or recipes to run, or nothing for all rows with a published number. With ` --small`
             behind a name, the small versions. Of a table that compares, and has no published number, all rows. A name
             that is unknown is a ValueError.
-        check_hashes, compiled: see `Run`.
+        check_hashes, compiled, resident: see `Run`.
     """
     entries = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
     every = _rows()
@@ -91,7 +98,7 @@ def plan(wanted: Sequence[str] = (), check_hashes: bool = True, compiled: bool =
     runs = []
     for row, seed in [(row, seed) for part in (first, others) for seed in SEEDS for row in part]:
         tested_on = details.get(row.removesuffix(SMALL), {}).get("tested_on", ())
-        runs.append(Run(row, seed, tuple(tested_on), check_hashes, compiled))
+        runs.append(Run(row, seed, tuple(tested_on), check_hashes, compiled, resident))
     return runs
 
 

@@ -1,8 +1,9 @@
 """The LightningModule that trains and tests every recipe's classifier: loss, reconstruction, metrics, optimizer."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 from lightning import LightningModule
@@ -10,13 +11,14 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
-from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
+from torchmetrics import Metric
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.data.encoded_images import EncodedImages
 from torchcaps.data.labeled import LabeledData
 from torchcaps.data.notes import say, say_rare
 from torchcaps.data.order import Order
+from torchcaps.measures.accuracy import is_among
 from torchcaps.measures.predicting import check_scores, name_unfit_inputs
 from torchcaps.models import FeedbackAgreement
 from torchcaps.nn.inputs import check_labels
@@ -27,6 +29,47 @@ from torchcaps.utils.arguments import Count, NotNegative, Positive, checked, sho
 from torchcaps.utils.checks import counted, one_line
 
 Stage = Literal["train", "val", "test"]
+
+
+class Outcome(NamedTuple):
+    """What a network made of a batch.
+
+    Attributes:
+        loss: the mean loss of the samples.
+        evidence: evidence for each class, of the samples that are this process's own.
+        right: how many of these count as correct, int64.
+        own: how many these are.
+        together: samples of the batch in all processes.
+        means: further means over the samples, by their names.
+    """
+
+    loss: Tensor
+    evidence: Tensor
+    right: Tensor
+    own: int
+    together: int
+    means: dict[str, Tensor]
+
+
+class Share(Metric):
+    """The share of samples that count as correct, of those in all processes."""
+
+    right: Tensor
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("right", "total"):
+            self.add_state(name, torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, right: Tensor, total: int) -> None:
+        """Add a number of samples that are correct, and the number of all samples among which they are."""
+        self.right += right
+        self.total += total
+
+    def compute(self) -> Tensor:
+        """Return the share so far."""
+        return self.right / self.total
 
 
 class Classifier(LightningModule):
@@ -139,15 +182,9 @@ class Classifier(LightningModule):
         self.feedback = None if feedback is None else feedback(network)
         if not isinstance(self.feedback, FeedbackAgreement | None):
             raise TypeError(f"feedback must return a FeedbackAgreement, got {shown_with_type(self.feedback)}")
-        self.train_accuracy, self.val_accuracy, self.test_accuracy = (
-            MulticlassAccuracy(classes, top_k=top_k, average="micro")
-            if labels_per_image == 1
-            else MultilabelExactMatch(classes)
-            for _ in range(3)
-        )
-        if labels_per_image == 1:  # `check_labels` checks them, without reading them on a GPU at each step
-            for metric in (self.train_accuracy, self.val_accuracy, self.test_accuracy):
-                metric.validate_args = False
+        self.top_k = top_k
+        self.train_accuracy, self.val_accuracy, self.test_accuracy = Share(), Share(), Share()
+        self._unread: tuple[Callable[[], float], Inputs] | None = None  # a loss that a GPU still computes, of inputs
 
     def configure_callbacks(self) -> list[Callback]:
         return [BeginsAlive()]
@@ -229,22 +266,52 @@ class Classifier(LightningModule):
         return Prediction(mean) if of_crops.activations is None else Prediction(activations=mean)
 
     def training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Tensor:
-        if self.mixup:
-            inputs, labels, *parts = _parts_of(batch)
-            batch = *mixup(inputs, labels, self.classes, self.mixup), *parts
-        loss, weight, _ = self._step("train", batch, batch_idx)
-        if not torch.isfinite(loss):
-            reason = self._first_non_finite(batch[0])
-            raise FloatingPointError(f"the loss is {loss.item()} at step {self.global_step}: {reason}")
-        return loss * weight  # the mean over the processes is then that over the samples
+        batch = self.mixed(batch)
+        outcome = self.outcome("train", batch, batch_idx)
+        self.log_outcome("train", outcome)
+        self.check_finite(outcome.loss, batch[0])
+        return outcome.loss * self._weight(outcome)  # the mean over the processes is then that over the samples
+
+    def mixed(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return a training batch as `mixup` has it."""
+        if not self.mixup:
+            return batch
+        inputs, labels, *parts = _parts_of(batch)
+        return *mixup(inputs, labels, self.classes, self.mixup), *parts
+
+    def check_finite(self, loss: Tensor, inputs: Inputs) -> None:
+        """Raise an error if the loss of a training step is not finite, before the optimizer uses it. On a GPU this
+        waits until the backward pass has been started, so that the device has work in the meantime."""
+        if self._trainer is not None and loss.is_cuda:
+            self._unread = _reading(loss.detach()), inputs
+        else:
+            self._stop_unless_finite(loss.item(), inputs)
+
+    def on_after_backward(self) -> None:
+        if self._unread is not None:
+            (read, inputs), self._unread = self._unread, None
+            self._stop_unless_finite(read(), inputs)
+
+    def _stop_unless_finite(self, loss: float, inputs: Inputs) -> None:
+        if not math.isfinite(loss):
+            self.stop_at(loss, self.global_step, inputs)
+
+    def stop_at(self, loss: float, step: int, inputs: Inputs) -> NoReturn:
+        """Raise an error about the loss of a training step, in which the network had these inputs."""
+        raise FloatingPointError(f"the loss is {loss} at step {step}: {self._first_non_finite(inputs, step)}")
 
     @torch.compiler.set_stance("force_eager")  # compilation would take longer than it saves
     def validation_step(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Tensor]:
-        return {"evidence": self._step("val", batch, batch_idx)[2]}
+        return self._evaluated("val", batch, batch_idx)
 
     @torch.compiler.set_stance("force_eager")
     def test_step(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Tensor]:
-        return {"evidence": self._step("test", batch, batch_idx)[2]}
+        return self._evaluated("test", batch, batch_idx)
+
+    def _evaluated(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Tensor]:
+        outcome = self.outcome(stage, batch, batch_idx)
+        self.log_outcome(stage, outcome)
+        return {"evidence": outcome.evidence}
 
     def configure_optimizers(self) -> Any:
         parts = (self.network, self.feedback, self.loss)  # a loss may have parameters too
@@ -269,18 +336,17 @@ class Classifier(LightningModule):
             {"params": [p for p in parameters if p in features], "lr": self.features_lr},
         ]
 
-    def _step(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> tuple[Tensor, float, Tensor]:
-        """Return the mean loss of a batch, its weight in the mean over the processes, and the evidence of the samples
-        that are this process's own."""
+    def outcome(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> Outcome:
+        """Return what the network makes of a batch. Nothing is logged, and no value is read on a GPU in training."""
         images, labels, *parts = _parts_of(batch)
         count, together = self._share(stage, batch_idx, len(labels))  # samples here, and in all processes
-        weight = count * self._processes / together
         mixed = stage == "train" and self.mixup > 0
         divergence = None
+        means: dict[str, Tensor] = {}
         if stage == "train" and self.feedback is not None:
             output, divergence = self.feedback(images)
             prediction = _prediction(output)
-            self._log_mean("train/divergence", divergence * weight, together)
+            means["divergence"] = divergence
         else:
             prediction = self(images)
         evidence = prediction.evidence
@@ -321,18 +387,31 @@ class Classifier(LightningModule):
             else:
                 chosen = labels > 0 if stage == "train" else self._predicted(evidence)
                 error = self._error_of_parts(prediction, chosen, images.shape[1:], parts)
-            self._log_mean(f"{stage}/reconstruction_error", error * weight, together)
+            means["reconstruction_error"] = error
             loss = loss + self.reconstruction_weight * error
-        accuracy: MulticlassAccuracy | MultilabelExactMatch = getattr(self, f"{stage}_accuracy")
-        if count and self.labels_per_image == 1:
-            accuracy(evidence, labels.argmax(1) if mixed else labels)
-        elif count:
-            # As integers, because the metric would guess from the range of scores whether they are logits.
-            accuracy(self._predicted(evidence).int(), labels.int())
-        train = stage == "train"
-        self._log_mean(f"{stage}/loss", loss * weight, together, on_step=train, prog_bar=train)
+        evidence = evidence[:count]
+        right = self._right(evidence, labels.argmax(1) if mixed else labels)
+        return Outcome(loss, evidence, right.count_nonzero(), count, together, means)
+
+    def _right(self, evidence: Tensor, labels: Tensor) -> Tensor:
+        """Return which samples count as correct, `(batch,)` bool. Behind the labels may be some of other samples."""
+        labels = labels[: len(evidence)]
+        if labels.dim() == 2:
+            return (self._predicted(evidence) == (labels > 0)).all(1)
+        return is_among(evidence, labels, self.top_k)
+
+    def _weight(self, outcome: Outcome) -> float:
+        """Return the weight of a batch in the mean over the processes."""
+        return outcome.own * self._processes / outcome.together
+
+    def log_outcome(self, stage: Stage, outcome: Outcome) -> None:
+        """Log the means over the samples, and which share of them is correct."""
+        weight, accuracy, train = self._weight(outcome), getattr(self, f"{stage}_accuracy"), stage == "train"
+        for name, mean in outcome.means.items():
+            self._log_mean(f"{stage}/{name}", mean * weight, outcome.together)
+        accuracy.update(outcome.right, outcome.own)
+        self._log_mean(f"{stage}/loss", outcome.loss * weight, outcome.together, on_step=train, prog_bar=train)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
-        return loss, weight, evidence[:count]
 
     @property
     def _processes(self) -> int:
@@ -385,11 +464,14 @@ class Classifier(LightningModule):
                 f"the third tensor of a batch, each class's own image, must have the shape {expected}, got "
                 f"{shown(parts[0])}"
             )
-        image, label = chosen.nonzero(as_tuple=True)
+        # As many for each image, because a GPU would have to wait until the host knows another number.
+        label = chosen.int().topk(self.labels_per_image or 1).indices.sort().values
+        image = torch.arange(len(label), device=label.device)[:, None].expand_as(label)
         assert prediction.capsules is not None
-        capsules = Capsules(prediction.capsules.poses[image])  # repeated for each chosen class
-        drawn = self.network.reconstruct(capsules, label)
-        return (drawn - parts[0][image, label]).square().sum() / len(chosen)
+        capsules = Capsules(prediction.capsules.poses[image.flatten()])  # repeated for each chosen class
+        drawn = self.network.reconstruct(capsules, label.flatten())
+        errors = (drawn - parts[0][image, label].flatten(0, 1)).square().flatten(1)
+        return (errors * chosen[image, label].view(-1, 1)).sum() / len(chosen)  # an image may have fewer
 
     def _predicted(self, scores: Tensor) -> Tensor:
         """Return which classes are predicted, `(batch, classes)` bool."""
@@ -398,7 +480,7 @@ class Classifier(LightningModule):
         highest = scores.topk(self.labels_per_image, dim=1).indices
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, highest, True)
 
-    def _first_non_finite(self, inputs: Inputs) -> str:
+    def _first_non_finite(self, inputs: Inputs, step: int) -> str:
         """Return where in the network a value that is not finite appears first, and what to do, for a message."""
         layers: list[str] = []
 
@@ -415,7 +497,7 @@ class Classifier(LightningModule):
             too_large = any(x.dtype == torch.float16 for x in tensors)
             advice = ", or train in float32: float16 has no numbers above 65,504" if too_large else ""
             return f"the inputs themselves are not finite: correct the data{advice}"
-        tried = "try a lower learning rate" if self.global_step else "look at the first weights and the loss"
+        tried = "try a lower learning rate" if step else "look at the first weights and the loss"
         advice = f"; {tried}, or try float32 if you train in half precision"
         for name, parameter in self.network.named_parameters():
             if not torch.isfinite(parameter).all():
@@ -427,6 +509,19 @@ class Classifier(LightningModule):
             handle.remove()
         reason = f"the first output that is not finite is that of {layers[0]}" if layers else "all layers are finite"
         return f"{reason}{advice}"
+
+
+def _reading(loss: Tensor) -> Callable[[], float]:
+    """Begin to read a number from a GPU, and return a function that waits for it."""
+    value = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+
+    def read() -> float:
+        event.synchronize()
+        return value.item()
+
+    return read
 
 
 def check_compiler(device: torch.device) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcaps._version import __version__
 from torchcaps.data import ImageData, LabeledData
-from torchcaps.measures.accuracy import balanced_accuracy
+from torchcaps.measures.accuracy import balanced_accuracy, is_among
 from torchcaps.measures.calibration import calibrated_temperature, calibration_error
 from torchcaps.training.curves import curves_of
 from torchcaps.utils.files import write_csv_whole, write_text_whole
@@ -87,8 +87,8 @@ class Report(Callback):
         self._add("test", batch[1], outputs["evidence"])
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        metric: Any = pl_module.test_accuracy
-        _, balanced = accuracies(*self._of_all("test", pl_module), metric.top_k)
+        model: Any = pl_module
+        _, balanced = accuracies(*self._of_all("test", model), model.top_k)
         pl_module.log("test/balanced_accuracy", balanced, sync_dist=True)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -101,8 +101,8 @@ class Report(Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a test
         temperature = self._calibrated(held_out, held_out_scores, labels, scores) if len(held_out) else None
         if len(held_out):
-            metric: Any = pl_module.val_accuracy
-            accuracy, balanced = accuracies(held_out, held_out_scores, metric.top_k)
+            model: Any = pl_module
+            accuracy, balanced = accuracies(held_out, held_out_scores, model.top_k)
             metrics = {"val/accuracy": accuracy, "val/balanced_accuracy": balanced}
             self.about["metrics"] = {**self.about.get("metrics", {}), **metrics}
         counts = confusion_matrix(labels, scores.argmax(1), labels=range(len(data.names)))
@@ -187,8 +187,7 @@ class Report(Callback):
 def accuracies(labels: Tensor, scores: Tensor, top_k: int) -> tuple[float, float]:
     """Return the share of samples whose class is among the `top_k` highest scores, and the mean of this share over the
     classes that have samples: the balanced accuracy."""
-    among = scores.argmax(1, keepdim=True) if top_k == 1 else scores.topk(top_k, 1).indices
-    right = (among == labels[:, None]).any(1)
+    right = is_among(scores, labels, top_k)
     return float(right.double().mean()), balanced_accuracy(right, labels)
 
 

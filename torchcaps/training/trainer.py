@@ -16,6 +16,9 @@ class Trainer(LightningTrainer):
     Args:
         limit_train_batches, limit_val_batches, limit_test_batches, limit_predict_batches: number (int) or fraction
             (float) of the batches to take, or None for all.
+        resident: whether the training samples lie on the device, and steps are taken without Lightning's work for each
+            of them, on CUDA as a graph; see :class:`torchcaps.training.resident.ResidentEpochLoop`. Where a training
+            needs more than this, a line says what, and it goes the usual way.
         options: other arguments of `lightning.Trainer`.
     """
 
@@ -26,6 +29,7 @@ class Trainer(LightningTrainer):
         limit_val_batches: Limit = None,
         limit_test_batches: Limit = None,
         limit_predict_batches: Limit = None,
+        resident: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -35,3 +39,9 @@ class Trainer(LightningTrainer):
             limit_predict_batches=limit_predict_batches,
             **options,
         )
+        self.resident = resident
+        if resident:
+            from torchcaps.training.resident import ResidentEpochLoop  # it needs this module's package
+
+            usual = self.fit_loop.epoch_loop
+            self.fit_loop.epoch_loop = ResidentEpochLoop(self, usual.min_steps, usual.max_steps)

@@ -1,0 +1,351 @@
+"""The training loop for samples that lie on the device: `trainer.resident`.
+
+Epochs, validation, schedules, logs and checkpoints are Lightning's, as they are without it; only the steps of an epoch
+are taken here, without a loader of batches and without Lightning's work for each of them.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+from lightning import Trainer
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ProgressBar,
+    Timer,
+)
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from torch import Tensor
+from torch.optim import LBFGS
+
+from torchcaps.data.labeled import LabeledData
+from torchcaps.data.notes import say
+from torchcaps.data.order import Order
+from torchcaps.training.classifier import Classifier, Outcome
+from torchcaps.utils.checks import one_line
+
+USUAL = 3  # first steps of a training that go the usual way
+MOST = 50  # steps until the loss is looked at
+# Callbacks of Lightning that need no batch and no single step.
+ALLOWED = (EarlyStopping, LearningRateMonitor, ModelCheckpoint, ProgressBar, Timer)
+
+
+class ResidentEpochLoop(_TrainingEpochLoop):
+    """Take the steps of an epoch on samples that lie on the device, see :class:`ResidentStep`.
+
+    What is logged is added up on the device, and read every `trainer.log_every_n_steps` steps, at most after 50.
+    `train/loss_step` is the mean since the last reading.
+
+    The first three steps of every training are Lightning's: in them callbacks and layers look at a training that
+    begins or goes on. So are all steps where something needs more than this loop has; a line then says what.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._usual: int | None = USUAL  # steps that still go the usual way; None for all
+        self._step: ResidentStep | None = None
+        self._places: tuple[int, Tensor] | None = None  # an epoch, and the samples in its order
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Take one step."""
+        if self._usual != 0:
+            super().advance(data_fetcher)
+            if self._usual is not None:
+                self._usual -= 1
+            return
+        if self._step is None:
+            if reason := why_not(self.trainer):
+                say(f"trainer.resident: {reason}; the training goes the usual way")
+                self._usual = None
+                return self.advance(data_fetcher)
+            self._step = ResidentStep(self.trainer)
+        trainer, model, batch = self.trainer, self.trainer.lightning_module, self.batch_idx + 1
+        self.batch_progress.is_last_batch = batch + 1 == trainer.num_training_batches
+        self.batch_progress.increment_ready()
+        looks = self._step.steps + 1 >= MOST or self._num_ready_batches_reached()
+        looks = looks or trainer._logger_connector.should_update_logs or self._should_check_val_fx(data_fetcher)
+        for callback in self._callbacks(looks):
+            callback.on_train_batch_start(trainer, model, None, batch)
+        self.batch_progress.increment_started()
+        epoch: Any = trainer.fit_loop.epoch_progress.current
+        self._step.take(epoch.processed, batch, self._indices(epoch.processed, batch))
+        counts = self.automatic_optimization.optim_progress.optimizer
+        counts.zero_grad.increment_ready()
+        counts.zero_grad.increment_started()
+        counts.zero_grad.increment_completed()
+        counts.step.increment_ready()
+        counts.step.increment_completed()
+        self.batch_progress.increment_processed()
+        self.update_lr_schedulers("step", update_plateau_schedulers=False)
+        if self._num_ready_batches_reached():
+            self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        if looks:
+            self._look()
+        for callback in self._callbacks(looks):
+            callback.on_train_batch_end(trainer, model, {}, None, batch)
+        self.batch_progress.increment_completed()
+        if looks:
+            trainer._logger_connector.update_train_step_metrics()
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        if self._step is not None and self._step.steps:
+            self._look()  # no checkpoint has weights behind a loss that is not finite
+        return super().on_save_checkpoint()
+
+    def teardown(self) -> None:
+        super().teardown()
+        self._usual, self._step, self._places = USUAL, None, None
+
+    def _indices(self, epoch: int, batch: int) -> Tensor:
+        """Return the samples of a batch, on the device."""
+        loader: Any = self.trainer.train_dataloader
+        if self._places is None or self._places[0] != epoch:
+            self._places = epoch, loader.sampler.of_process(epoch).to(self.trainer.strategy.root_device)
+        return self._places[1][batch * loader.batch_size : (batch + 1) * loader.batch_size]
+
+    def _look(self) -> None:
+        """Read and log what the steps have added up."""
+        assert self._step is not None
+        model: Any = self.trainer.lightning_module
+        connector = self.trainer._logger_connector
+        connector.on_batch_start(None)
+        model._current_fx_name = "training_step"  # under which Lightning keeps what the first steps have logged
+        model.log_outcome("train", self._step.read())
+        model._current_fx_name = None
+        connector.on_batch_end()
+
+    def _callbacks(self, looks: bool) -> Iterator[Callback]:
+        """Yield the callbacks that take part in a step: those that show progress only where it is looked at."""
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return (callback for callback in callbacks if looks or not isinstance(callback, ProgressBar))
+
+
+class ResidentStep:
+    """A training step on samples that lie on the device.
+
+    It is one function of the indices of the samples: it gathers and augments them, and computes the loss and the
+    gradients. On CUDA it is captured in a :class:`Graph`, elsewhere it is called. Before it torch gets the seed of the
+    batch, and behind it comes the optimizer. The optimizer is not in the graph: its few operators are started while the
+    device still computes gradients, and every optimizer and schedule works, whose numbers a graph would have frozen.
+
+    On a CPU the weights are those of Lightning's loop, bit by bit.
+
+    Args:
+        trainer: the trainer, in a training for which `why_not` returns None.
+
+    Attributes:
+        steps: number of steps since the last reading.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.model: Any = trainer.lightning_module
+        self.data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a fit
+        self.samples: Any = self.data.part("fit")
+        self.optimizer = trainer.optimizers[0]
+        self.steps = 0
+        self._count = 0  # samples since the last reading
+        self._sums: dict[str, Tensor] = {}
+        self.graph = Graph(self) if self.samples.device.type == "cuda" else None
+
+    def take(self, epoch: int, batch: int, indices: Tensor) -> None:
+        """Take a step: that of a batch of an epoch, both counted from 0, which has the samples at the indices."""
+        self.data.seed_batch(epoch, batch)
+        if self.graph is None:
+            self.gradients(indices)
+        else:
+            self.graph(epoch, batch, indices)
+        self.update()
+        self.steps += 1
+        self._count += len(indices)
+
+    def gradients(self, indices: Tensor, checks: bool = True) -> tuple[Tensor, Any]:
+        """Compute the gradients for the samples at the indices, and add what is logged of them to the sums.
+
+        Args:
+            indices: the samples.
+            checks: whether a loss that is not finite is an error.
+
+        Returns:
+            The loss, and the inputs of the network.
+        """
+        precision = self.trainer.precision_plugin
+        batch = precision.convert_input(self.samples.__getitems__(indices))
+        batch = self.model.mixed(self.data.on_after_batch_transfer(batch, 0))
+        with precision.train_step_context():
+            outcome = self.model.outcome("train", batch, 0)
+        if checks:
+            self.model.check_finite(outcome.loss, batch[0])
+        self.optimizer.zero_grad()
+        outcome.loss.backward()
+        if checks:
+            self.model.on_after_backward()
+        self._add("right", outcome.right)
+        for name, mean in {"loss": outcome.loss.detach(), **outcome.means}.items():
+            self._add(name, mean.detach().float() * len(indices))
+        return outcome.loss.detach(), batch[0]
+
+    def update(self) -> None:
+        """Let the optimizer use the gradients."""
+        if clip := self.trainer.gradient_clip_val:
+            algorithm = GradClipAlgorithmType(self.trainer.gradient_clip_algorithm or "norm")
+            self.trainer.precision_plugin.clip_gradients(self.optimizer, clip, algorithm)
+        self.optimizer.step()
+
+    def read(self) -> Outcome:
+        """Return what the steps since the last reading came to, as of one batch."""
+        if self.graph is not None:
+            self.graph.look(self._sums["loss"])
+        right = self._sums["right"].clone()
+        means = {name: value / self._count for name, value in self._sums.items() if name != "right"}
+        count, self.steps, self._count = self._count, 0, 0
+        for value in self._sums.values():
+            value.zero_()
+        return Outcome(means.pop("loss"), right.new_empty(0, 0), right, count, count, means)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        if name not in self._sums:
+            self._sums[name] = torch.zeros_like(value)
+        self._sums[name] += value
+
+
+class Graph:
+    """The gradients of full batches as a CUDA graph: captured at the second call, and replayed from then on.
+
+    A loss that is not finite is seen when the sums are read. The steps since the last reading are then taken again by
+    calling, from the weights with which they began, so that the error names the step and the layer.
+
+    Args:
+        step: the step whose `gradients` are captured.
+    """
+
+    def __init__(self, step: ResidentStep) -> None:
+        self.step = step
+        self.parameters = list(step.model.parameters())
+        size = step.data.batch_size
+        self.indices = torch.zeros(size, dtype=torch.long, device=step.samples.device)
+        self.graph: Any = None
+        self.results: list[Tensor | None] = []  # where a replay leaves the gradients of the parameters
+        self._called = False
+        self._since: list[tuple[int, int, Tensor, list[dict[str, Any]]]] = []  # steps, and options of the optimizer
+        self._keep()
+
+    def __call__(self, epoch: int, batch: int, indices: Tensor) -> None:
+        """Compute the gradients of a batch. torch must have its seed."""
+        groups = self.step.optimizer.param_groups
+        options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        self._since.append((epoch, batch, indices, options))
+        if len(indices) < len(self.indices):  # the last batch of an epoch
+            self.step.gradients(indices, checks=False)
+            return
+        self.indices.copy_(indices)
+        if not self._called:
+            self._called = True
+            self.call()
+            return
+        if self.graph is None and (reason := self.capture()):
+            say(f"trainer.resident: the step cannot be captured in a CUDA graph ({reason}): it is called")
+            self.step.graph = None
+            self.step.data.seed_batch(epoch, batch)
+            self.step.gradients(indices)
+            return
+        self.graph.replay()
+        for parameter, gradient in zip(self.parameters, self.results, strict=True):
+            parameter.grad = gradient
+
+    def call(self) -> None:
+        """Compute the gradients without a graph, on a stream of their own as a capture has."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.step.gradients(self.indices, checks=False)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def capture(self) -> str | None:
+        """Capture the graph. Nothing is computed. Return why it cannot be, or None."""
+        before, graph = torch.get_rng_state(), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.step.gradients(self.indices, checks=False)
+        except Exception as error:  # of any operator
+            return one_line(error)[:200]
+        if not torch.equal(before, torch.get_rng_state()):
+            return "it draws random numbers on the CPU"
+        self.graph, self.results = graph, [parameter.grad for parameter in self.parameters]
+        return None
+
+    def look(self, loss: Tensor) -> None:
+        """Check the sum of the losses since the last look."""
+        if not loss.isfinite():
+            self._stop()
+        self._since = []
+        self._keep()
+
+    def _keep(self) -> None:
+        """Keep the weights and the state of the optimizer."""
+        model, states = self.step.model, self.step.optimizer.state.values()
+        tensors = [*model.parameters(), *model.buffers(), *(x for state in states for x in state.values())]
+        self._kept = [(x, x.detach().clone()) for x in tensors if isinstance(x, Tensor)]
+
+    def _stop(self) -> NoReturn:
+        """Take the steps since the last look again, and raise an error at the first one whose loss is not finite."""
+        step, first = self.step, self.step.trainer.global_step - len(self._since)
+        with torch.no_grad():
+            for tensor, kept in self._kept:
+                tensor.copy_(kept)
+        for number, (epoch, batch, indices, options) in enumerate(self._since, first):
+            for group, then in zip(step.optimizer.param_groups, options, strict=True):
+                group.update(then)
+            step.data.seed_batch(epoch, batch)
+            loss, inputs = step.gradients(indices, checks=False)
+            if not loss.isfinite():
+                step.model.stop_at(loss.item(), number, inputs)
+            step.update()
+        last = first + len(self._since) - 1
+        raise FloatingPointError(
+            f"the loss is not finite at one of the steps {first} to {last}, and was when they were taken again: try a "
+            "lower learning rate, or train without trainer.resident"
+        )
+
+
+def why_not(trainer: Trainer) -> str | None:
+    """Return why the steps of a training cannot be those of a `ResidentStep`, or None if they can."""
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a fit
+    model, loader = trainer.lightning_module, trainer.train_dataloader
+    samples: Any = data.part("fit") if isinstance(data, LabeledData) else None
+    device, scaler = trainer.strategy.root_device, getattr(trainer.precision_plugin, "scaler", None)
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    each = [callback for callback in callbacks if not _is_allowed(callback)]
+    if not isinstance(trainer.strategy, SingleDeviceStrategy):
+        return "it is for one process and one device"
+    if type(model) is not Classifier or not isinstance(data, LabeledData):
+        return "it is for a torchcaps.training.Classifier and data of torchcaps.data"
+    if type(data).on_before_batch_transfer is not LabeledData.on_before_batch_transfer:
+        return f"{type(data).__name__} has an on_before_batch_transfer of its own"
+    if not isinstance(getattr(loader, "sampler", None), Order):
+        return "trainer.overfit_batches replaces the order of the samples"
+    if data.num_workers:
+        return "it needs data.num_workers 0, as no process makes batches"
+    if samples.device != device:
+        return f"the samples of {type(data).__name__} do not lie in the memory of the device, {device}"
+    if trainer.accumulate_grad_batches != 1:
+        return "it needs trainer.accumulate_grad_batches 1"
+    if scaler is not None:
+        return "trainer.precision 16-mixed scales the loss: take bf16-mixed"
+    if isinstance(trainer.optimizers[0], LBFGS):
+        return "LBFGS computes the loss several times in a step"
+    if each:
+        return f"{type(each[0]).__name__} may need each batch"
+    return None
+
+
+def _is_allowed(callback: Callback) -> bool:
+    """Return whether a callback needs no batch and no hook of the backward pass after the first steps."""
+    if isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps:
+        return False  # it would look at metrics at other steps
+    return type(callback).__module__.startswith("torchcaps.") or isinstance(callback, ALLOWED)
