@@ -5,8 +5,8 @@
 
 Run it in a clone, with pytest and the package's extra "train" installed. The stages come in order of their value. Each
 has a limit in seconds and starts only if a sensible part of it is left of `--seconds`; one that takes longer is
-stopped. The folder `--out` has a log of each stage, its numbers (bench/bench.json, graphs/bench.json,
-steps/steps.json, runs/results.csv), device.json, which says what is done for which code on which device, and table.txt, the same as a
+stopped. The folder `--out` has a log of each stage, its numbers (bench/bench.json, graphs/bench.json, steps/steps.json,
+runs/results.csv), device.json, which says what is done for which code on which device, and table.txt, the same as a
 table. All of them are whole whenever the script is cut. `--stages kernels bench` runs some stages alone.
 
 If all stages of the kernels passed, the last line says what to add to the package, so that "auto" takes the kernels on
