@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -256,7 +257,7 @@ def test_the_commands(script, tmp_path, smoke):
                 assert options.graphs == (each.name == "graphs" and not smoke)
                 assert set(options.layer) <= set(MEASURED)
         else:
-            (file,) = [argument for argument in each.command if argument.startswith("tests/")]
+            (file,) = [argument for argument in each.command if argument.startswith(("tests/", "benchmarks/"))]
             assert (ROOT / file).is_file()
 
 
@@ -270,6 +271,16 @@ def test_rows_whose_data_is_missing_are_open(script, tmp_path, monkeypatch):
     script.problem_of.cache_clear()
     assert script.open_rows(tmp_path, names, "false") == script.Rows(names[:1], 3, names[1:])
     assert script.open_rows(tmp_path, names, "true") == script.Rows([], 0, names)
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_resident_steps_train_rows_if_they_are_right(script, stages, tmp_path, passed):
+    stages["resident"] = stage(script, "resident", f"print('{'1 passed' if passed else '1 failed'}')")
+    show = stage(script, "training", "import sys; print(*sys.argv[1:], 'passed')")
+    stages["training"] = replace(show, command=[*show.command, "--resident", "--threads"])
+    for name in ("resident", "training"):
+        _, records = run(script, tmp_path, "--stages", name)
+    assert records["training"]["detail"] == ("--resident --threads passed" if passed else "--threads passed")
 
 
 def test_no_row_is_left_to_train(script, stages, monkeypatch, tmp_path, capsys):

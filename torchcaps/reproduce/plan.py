@@ -81,7 +81,7 @@ class Run:
 def plan(
     wanted: Sequence[str] = (), check_hashes: bool = True, compiled: bool = False, resident: bool = False
 ) -> list[Run]:
-    """Return all runs in their order: those of plan.yaml first, then the others.
+    """Return all runs in their order: those of plan.yaml first, entry by entry, then the others.
 
     Args:
         wanted: papers, tables or recipes to run, or nothing for all rows with a published number. With ` --small`
@@ -91,14 +91,22 @@ def plan(
     """
     entries = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
     every = _rows()
-    details = {row: entry for entry in entries for row in _rows_of(entry["recipe"], every)}
-    rows = list(dict.fromkeys(row for name in wanted for row in _rows_of(name, every))) or _rows(with_number=True)
-    first = [row for row in details if row in rows]
-    others = [row for row in rows if row not in first]
-    runs = []
-    for row, seed in [(row, seed) for part in (first, others) for seed in SEEDS for row in part]:
-        tested_on = details.get(row.removesuffix(SMALL), {}).get("tested_on", ())
-        runs.append(Run(row, seed, tuple(tested_on), check_hashes, compiled, resident))
+    wanted_rows = list(dict.fromkeys(row for name in wanted for row in _rows_of(name, every)))
+    left = dict.fromkeys(wanted_rows or _rows(with_number=True))
+    parts: list[tuple[list[str], Sequence[str]]] = []  # rows, and what they are tested on
+    for entry in entries:
+        named = [row for name in entry["recipes"] for row in _rows_of(name, every)]
+        rows = [row for row in left if row.removesuffix(SMALL) in named]
+        parts.append((sorted(rows, key=lambda row: named.index(row.removesuffix(SMALL))), entry.get("tested_on", ())))
+        for row in rows:
+            del left[row]
+    parts.append((list(left), ()))
+    runs = [
+        Run(row, seed, tuple(tested_on), check_hashes, compiled, resident)
+        for rows, tested_on in parts
+        for seed in SEEDS
+        for row in rows
+    ]
     return runs
 
 
