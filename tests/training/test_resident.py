@@ -45,17 +45,22 @@ SMALL = {
 class OnCPU(Graph):
     """A graph of which a replay is a call, on a CPU: all of it but CUDA itself."""
 
-    replays = 0
+    replays, in_graph = 0, True
 
-    def call(self) -> None:
-        self.step.gradients(self.indices, checks=False)
+    def call(self, epoch: int, batch: int) -> str | None:
+        self.has_batches = self.in_graph
+        self.step.gradients(self.step.batch(self.indices), checks=False)
+        return None
 
     def capture(self) -> str | None:
+        if not self.has_batches:
+            self.batch = self.step.batch(self.indices)
+
         def replay() -> None:
             type(self).replays += 1
             for parameter in self.parameters:  # those of the step before lie elsewhere
                 parameter.grad = None
-            self.step.gradients(self.indices, checks=False)
+            self.step.gradients(self.step.batch(self.indices) if self.has_batches else self.batch, checks=False)
             self.results = [parameter.grad for parameter in self.parameters]
 
         self.graph = SimpleNamespace(replay=replay)
@@ -92,8 +97,10 @@ def weights(built: Training) -> list[torch.Tensor]:
     return [value.clone() for value in built.model.state_dict().values()]
 
 
-def test_a_graph_takes_the_same_steps(graphs):
-    """Also where the last batch of an epoch is smaller: then it is called."""
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_a_graph_takes_the_same_steps(graphs, in_graph, monkeypatch):
+    """Also where the last batch of an epoch is smaller: then it is called. Batches are made in the graph or not."""
+    monkeypatch.setattr(OnCPU, "in_graph", in_graph)
     epochs = {"data.batch_size": 400, "trainer.limit_train_batches": 1.0, "trainer.max_epochs": 3}
     usual = weights(training(**epochs, **{"trainer.resident": False}))
     assert OnCPU.replays == 0

@@ -5,6 +5,7 @@ are taken here, without a loader of batches and without Lightning's work for eac
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -23,7 +24,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
 from torch.optim import LBFGS
 
-from torchcaps.data.labeled import LabeledData
+from torchcaps.data.labeled import Batch, LabeledData
 from torchcaps.data.notes import say
 from torchcaps.data.order import Order
 from torchcaps.training.classifier import Classifier, Outcome
@@ -128,10 +129,11 @@ class ResidentEpochLoop(_TrainingEpochLoop):
 class ResidentStep:
     """A training step on samples that lie on the device.
 
-    It is one function of the indices of the samples: it gathers and augments them, and computes the loss and the
-    gradients. On CUDA it is captured in a :class:`Graph`, elsewhere it is called. Before it torch gets the seed of the
-    batch, and behind it comes the optimizer. The optimizer is not in the graph: its few operators are started while the
-    device still computes gradients, and every optimizer and schedule works, whose numbers a graph would have frozen.
+    It is one function of the indices of the samples: `batch` gathers and augments them, and `gradients` computes the
+    loss and the gradients. On CUDA this is captured in a :class:`Graph`, elsewhere it is called. Before it torch gets
+    the seed of the batch, and behind it comes the optimizer. The optimizer is not in the graph: its few operators are
+    started while the device still computes gradients, and every optimizer and schedule works, whose numbers a graph
+    would have frozen.
 
     On a CPU the weights are those of Lightning's loop, bit by bit.
 
@@ -157,27 +159,26 @@ class ResidentStep:
         """Take a step: that of a batch of an epoch, both counted from 0, which has the samples at the indices."""
         self.data.seed_batch(epoch, batch)
         if self.graph is None:
-            self.gradients(indices)
+            self.gradients(self.batch(indices))
         else:
             self.graph(epoch, batch, indices)
         self.update()
         self.steps += 1
         self._count += len(indices)
 
-    def gradients(self, indices: Tensor, checks: bool = True) -> tuple[Tensor, Any]:
-        """Compute the gradients for the samples at the indices, and add what is logged of them to the sums.
+    def batch(self, indices: Tensor) -> Batch:
+        """Return the samples at the indices as the network gets them in training."""
+        batch = self.trainer.precision_plugin.convert_input(self.samples.__getitems__(indices))
+        return self.model.mixed(self.data.on_after_batch_transfer(batch, 0))
+
+    def gradients(self, batch: Batch, checks: bool = True) -> Tensor:
+        """Compute the gradients for a batch, add what is logged of it to the sums, and return the loss.
 
         Args:
-            indices: the samples.
+            batch: the samples and their labels.
             checks: whether a loss that is not finite is an error.
-
-        Returns:
-            The loss, and the inputs of the network.
         """
-        precision = self.trainer.precision_plugin
-        batch = precision.convert_input(self.samples.__getitems__(indices))
-        batch = self.model.mixed(self.data.on_after_batch_transfer(batch, 0))
-        with precision.train_step_context():
+        with self.trainer.precision_plugin.train_step_context():
             outcome = self.model.outcome("train", batch, 0)
         if checks:
             self.model.check_finite(outcome.loss, batch[0])
@@ -186,9 +187,9 @@ class ResidentStep:
         if checks:
             self.model.on_after_backward()
         self._add("right", outcome.right)
-        for name, mean in {"loss": outcome.loss.detach(), **outcome.means}.items():
-            self._add(name, mean.detach().float() * len(indices))
-        return outcome.loss.detach(), batch[0]
+        for name, mean in {"loss": outcome.loss, **outcome.means}.items():
+            self._add(name, mean.detach().float() * outcome.own)
+        return outcome.loss.detach()
 
     def update(self) -> None:
         """Let the optimizer use the gradients."""
@@ -217,18 +218,23 @@ class ResidentStep:
 class Graph:
     """The gradients of full batches as a CUDA graph: captured at the second call, and replayed from then on.
 
+    The first call is one in which nothing may wait for the device. If the batch cannot be made without waiting, as some
+    augmentations read numbers on the CPU, batches are made outside of the graph. If the gradients cannot, the training
+    has no graph.
+
     A loss that is not finite is seen when the sums are read. The steps since the last reading are then taken again by
     calling, from the weights with which they began, so that the error names the step and the layer.
 
     Args:
-        step: the step whose `gradients` are captured.
+        step: the step whose gradients are captured.
     """
 
     def __init__(self, step: ResidentStep) -> None:
         self.step = step
         self.parameters = list(step.model.parameters())
-        size = step.data.batch_size
-        self.indices = torch.zeros(size, dtype=torch.long, device=step.samples.device)
+        self.indices = torch.zeros(step.data.batch_size, dtype=torch.long, device=step.samples.device)
+        self.has_batches = True  # whether batches are made in the graph
+        self.batch: Batch = ()  # where the graph takes them from otherwise
         self.graph: Any = None
         self.results: list[Tensor | None] = []  # where a replay leaves the gradients of the parameters
         self._called = False
@@ -241,43 +247,70 @@ class Graph:
         options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
         self._since.append((epoch, batch, indices, options))
         if len(indices) < len(self.indices):  # the last batch of an epoch
-            self.step.gradients(indices, checks=False)
+            self.step.gradients(self.step.batch(indices), checks=False)
             return
         self.indices.copy_(indices)
-        if not self._called:
-            self._called = True
-            self.call()
-            return
-        if self.graph is None and (reason := self.capture()):
-            say(f"trainer.resident: the step cannot be captured in a CUDA graph ({reason}): it is called")
-            self.step.graph = None
-            self.step.data.seed_batch(epoch, batch)
-            self.step.gradients(indices)
-            return
-        self.graph.replay()
-        for parameter, gradient in zip(self.parameters, self.results, strict=True):
-            parameter.grad = gradient
+        if self.graph is None:
+            reason = self.capture() if self._called else self.call(epoch, batch)
+            first, self._called = not self._called, True
+            if reason is not None:
+                say(f"trainer.resident: the step cannot be captured in a CUDA graph ({reason}): it is called")
+                self.step.graph = None
+            self.step.data.seed_batch(epoch, batch)  # numbers may have been drawn
+            if reason is not None:
+                self.step.gradients(self.step.batch(indices))
+            if first or reason is not None:
+                return
+        self.replay()
 
-    def call(self) -> None:
-        """Compute the gradients without a graph, on a stream of their own as a capture has."""
+    def call(self, epoch: int, batch: int) -> str | None:
+        """Compute the gradients without a graph, on a stream of their own as a capture has. Return what waits for the
+        device, or None."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.step.gradients(self.indices, checks=False)
+        with torch.cuda.stream(stream), never_waiting():
+            try:
+                made = self.step.batch(self.indices)
+            except RuntimeError:
+                self.has_batches = False
+        if not self.has_batches:
+            self.step.data.seed_batch(epoch, batch)
+            made = self.step.batch(self.indices)
+            stream.wait_stream(torch.cuda.current_stream())
+        reason = None
+        with torch.cuda.stream(stream), never_waiting():
+            try:
+                self.step.gradients(made, checks=False)
+            except RuntimeError as error:
+                reason = one_line(error)[:200]
         torch.cuda.current_stream().wait_stream(stream)
+        if reason is not None:
+            self._restore()
+        return reason
 
     def capture(self) -> str | None:
         """Capture the graph. Nothing is computed. Return why it cannot be, or None."""
+        if not self.has_batches:
+            self.batch = self.step.batch(self.indices)
         before, graph = torch.get_rng_state(), torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                self.step.gradients(self.indices, checks=False)
-        except Exception as error:  # of any operator
+                self.step.gradients(self.step.batch(self.indices) if self.has_batches else self.batch, checks=False)
+        except RuntimeError as error:
             return one_line(error)[:200]
         if not torch.equal(before, torch.get_rng_state()):
             return "it draws random numbers on the CPU"
         self.graph, self.results = graph, [parameter.grad for parameter in self.parameters]
         return None
+
+    def replay(self) -> None:
+        """Compute the gradients by the graph."""
+        if not self.has_batches:
+            for kept, made in zip(tensors_of(self.batch), tensors_of(self.step.batch(self.indices)), strict=True):
+                kept.copy_(made)
+        self.graph.replay()
+        for parameter, gradient in zip(self.parameters, self.results, strict=True):
+            parameter.grad = gradient
 
     def look(self, loss: Tensor) -> None:
         """Check the sum of the losses since the last look."""
@@ -292,25 +325,46 @@ class Graph:
         tensors = [*model.parameters(), *model.buffers(), *(x for state in states for x in state.values())]
         self._kept = [(x, x.detach().clone()) for x in tensors if isinstance(x, Tensor)]
 
-    def _stop(self) -> NoReturn:
-        """Take the steps since the last look again, and raise an error at the first one whose loss is not finite."""
-        step, first = self.step, self.step.trainer.global_step - len(self._since)
+    def _restore(self) -> None:
         with torch.no_grad():
             for tensor, kept in self._kept:
                 tensor.copy_(kept)
+
+    def _stop(self) -> NoReturn:
+        """Take the steps since the last look again, and raise an error at the first one whose loss is not finite."""
+        step, first = self.step, self.step.trainer.global_step - len(self._since)
+        self._restore()
         for number, (epoch, batch, indices, options) in enumerate(self._since, first):
             for group, then in zip(step.optimizer.param_groups, options, strict=True):
                 group.update(then)
             step.data.seed_batch(epoch, batch)
-            loss, inputs = step.gradients(indices, checks=False)
+            made = step.batch(indices)
+            loss = step.gradients(made, checks=False)
             if not loss.isfinite():
-                step.model.stop_at(loss.item(), number, inputs)
+                step.model.stop_at(loss.item(), number, made[0])
             step.update()
         last = first + len(self._since) - 1
         raise FloatingPointError(
             f"the loss is not finite at one of the steps {first} to {last}, and was when they were taken again: try a "
             "lower learning rate, or train without trainer.resident"
         )
+
+
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """A context in which an operator that waits for a CUDA device is an error."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """Return all tensors of a batch, in order."""
+    parts = ((part,) if isinstance(part, Tensor) else part for part in batch)
+    return [tensor for part in parts for tensor in part]
 
 
 def why_not(trainer: Trainer) -> str | None:
