@@ -75,18 +75,14 @@ class VoteSumLoop : public Worker<Self, T, L> {
   INLINE int64_t gate_of(int64_t s, int c, int64_t type) const {
     return ((this->first_sample + s) * a.types + type) * kernel + this->index[c];
   }
-  // Finds the sums of the gated poses of a unit, and rows of vectors (samples, size), for `count` samples. Returns the
-  // number of lines.
-  INLINE int64_t find_lines(int64_t s, int count, int c, V* of_samples) {
-    int64_t i = 0;
+  // Finds the sums of the gated poses of a unit, for `count` samples.
+  INLINE void find_lines(int64_t s, int count, int c) {
+    const T** line = this->lines_of_poses;
     for (int m = 0; m < count; m++) {
       const T* p = pose_of(s + m, c, sums + m * pose_size);
-      for (int64_t r = 0; r < a.rows; r++, i++) {
-        this->lines_of_poses[i] = p + r * a.d;
-        this->lines_of_votes[i] = of_samples + (s + m) * size + r * at.row;
-      }
+      __builtin_prefetch(this->pose((s + m + count) % MOST_SAMPLES, c));  // of the next samples
+      for (int64_t r = 0; r < a.rows; r++) *line++ = p + r * a.d;
     }
-    return i;
   }
   INLINE const T* pose_of(int64_t s, int c, T* sum) const {
     const T* p = this->pose(s, c);
@@ -120,8 +116,8 @@ class VoteSum : public VoteSumLoop<VoteSum<T, L>, T, L> {
 
   void units(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) {
-      const int64_t lines = this->find_lines(s, count, c, of_run);
-      this->product.votes(lines, this->lines_of_poses, this->weight.numbers(c), this->lines_of_votes, this->lines_of_votes);
+      this->find_lines(s, count, c);
+      this->product.votes(count * a.rows, this->lines_of_poses, this->weight.numbers(c), true, of_run + s * size);
     }
   }
   void biases(int64_t s) {
@@ -158,11 +154,11 @@ class VoteSumBackward : public VoteSumLoop<VoteSumBackward<T, L>, T, L> {
   void begin(int64_t s, int64_t sample) { at.pack(a.grads[0], grad + s * size, sample); }
   void units(int64_t s, int count) {
     for (int c = 0; c < chunk; c++) {
-      const int64_t lines = this->find_lines(s, count, c, grad);
-      if (T* out = this->weight.grad_numbers(c))
-        this->product.of_weight(lines, this->lines_of_poses, this->lines_of_votes, out);
+      this->find_lines(s, count, c);
+      const int64_t lines = count * a.rows;
+      if (T* out = this->weight.grad_numbers(c)) this->product.of_weight(lines, this->lines_of_poses, grad + s * size, out);
       if (!this->grad_poses && !this->grad_gates) continue;
-      this->product.of_poses(lines, this->lines_of_votes, this->weight.numbers(c), this->found);
+      this->product.of_poses(lines, grad + s * size, this->weight.numbers(c), this->found);
       for (int m = 0; m < count; m++) add_to_children(s + m, c, this->found + m * pose_size);
     }
   }

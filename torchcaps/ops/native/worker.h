@@ -9,15 +9,15 @@ namespace {
 // ---------------------------------------------------------------- products of poses and weights
 
 // The votes of a child for some samples are a product of matrices, (samples x rows, d) x (d, parents x h). Here are the
-// product and its gradients, for some *lines*: the rows of the poses of these samples, and the rows of their votes. A
-// block of lines and columns is kept in registers: 8 sums, or 16 where there are 32 registers, as each must wait for the
-// one before it. Weights are (tiles, d, columns).
+// product and its gradients, for some *lines*: the rows of the poses of these samples, and the rows of their votes.
+// Weights are (tiles, d, columns). A block of weights, or of their gradient, stays in registers for all lines: 4 d and 4
+// columns where there are 32 registers, or 2 columns. Deep poses would have to read and write their votes for every 4 d
+// too often: there the votes of 4 lines stay in registers, and not the weights.
 template <class T, int L>
 struct Product {
   using V = Vec<T, L>;
-  static constexpr int LINES = 4;
-  template <int N>
-  static constexpr int BLOCK = (L * sizeof(T) == 64 && N == LINES ? 16 : 8) / N;  // columns, or numbers of a pose
+  static constexpr bool MANY = L * sizeof(T) == 64;  // registers
+  static constexpr int LINES = 4, DEEP = 4, COLUMNS = MANY ? 4 : 2, SHALLOW = MANY ? 16 : 4;
 
   Product(Arena& arena, const Layout<T, L>& at, int64_t d)
       : at(at), d(d), step(at.weight_step) {
@@ -29,45 +29,69 @@ struct Product {
     }
   }
 
-  // out[i][k] = first[i][k] + sum_d poses[i][d] weight[d][k]; `first` may be null. It is added last: a long sum is then
-  // rounded once for each child.
-  void votes(int64_t lines, const T* const* poses, const T* weight, const V* const* first, V* const* out) const {
-    in_blocks<LINES>(lines, [&](auto n, int64_t i) INLINED {
-      constexpr int N = decltype(n)::value;
-      const T* p[N];
-      for (int m = 0; m < N; m++) p[m] = poses[i + m];
-      in_blocks<BLOCK<N>>(at.row, [&](auto c, int64_t k) INLINED {
-        constexpr int C = decltype(c)::value;
-        const T* column[C];
-        for (int j = 0; j < C; j++) column[j] = weight + start[k + j];
-        V x[N * C] = {};
-        for (int64_t e = 0, from = 0; e < d; e++, from += step) {
+  // Weights of N d from e on, or all d if N is 0, where nothing is kept, and of C columns from k on.
+  template <int N, int C>
+  struct Block {
+    INLINE Block(const Product& own, const T* weight, int64_t e, int64_t k, int64_t lines)
+        : own(own), k(k), depth(N ? N : own.d) {
+      for (int j = 0; j < C; j++) column[j] = const_cast<T*>(weight) + own.start[k + j] + e * own.step;
+      if (lines < LINES) own.template fetch_ahead<C>(column, depth);
+#pragma GCC unroll 16
+      for (int j = 0; j < N * C; j++) kept[j] = stored(j / C, j % C);
+    }
+    INLINE V stored(int64_t f, int j) const { return read<T, L>(column[j] + f * own.step); }
+    INLINE void store(int64_t f, int j, V x) {
+      if (own.real) x = own.real[k + j] > T(0) ? x : stored(f, j);  // not 0 times an infinite pose
+      write<T, L>(column[j] + f * own.step, x);
+    }
+    INLINE V get(int64_t f, int j) const { return N ? kept[f * C + j] : stored(f, j); }
+    INLINE void put(int64_t f, int j, V x) { N ? void(kept[f * C + j] = x) : store(f, j, x); }
+    INLINE void store_kept() {
+#pragma GCC unroll 16
+      for (int j = 0; j < N * C; j++) store(j / C, j % C, kept[j]);
+    }
+    const Product& own;
+    const int64_t k, depth;
+    T* column[C];
+    V kept[N ? N * C : 1];
+  };
+
+  // out[i][k] = sum_d poses[i][d] weight[d][k]; with `adds` it adds to `out`. The sum of a block is added as a whole: a long
+  // sum is then rounded once for each child.
+  void votes(int64_t lines, const T* const* poses, const T* weight, bool adds, V* out) const {
+    for_blocks([&](auto n, auto c, int64_t e, int64_t k) INLINED {
+      constexpr int N = decltype(n)::value, C = decltype(c)::value;
+      const Block<N, C> block(*this, weight, e, k, lines);
+      in_blocks<N ? 1 : LINES>(lines, [&](auto m, int64_t i) INLINED {
+        constexpr int M = decltype(m)::value;
+        const T* p[M];
+        for (int j = 0; j < M; j++) p[j] = poses[i + j] + e;
+        V x[M * C] = {};
+#pragma GCC unroll 4
+        for (int64_t f = 0; f < block.depth; f++) {
           V w[C];
-#pragma GCC unroll 8
-          for (int j = 0; j < C; j++) w[j] = read<T, L>(column[j] + from);
-          if (lines < LINES) fetch_ahead<C>(column, from);
+#pragma GCC unroll 4
+          for (int j = 0; j < C; j++) w[j] = block.get(f, j);
 #pragma GCC unroll 16
-          for (int j = 0; j < N * C; j++) x[j] += p[j / C][e] * w[j % C];
+          for (int j = 0; j < M * C; j++) x[j] += p[j / C][f] * w[j % C];
         }
-        if (real)
 #pragma GCC unroll 16
-          for (int j = 0; j < N * C; j++) x[j] = real[k + j % C] > T(0) ? x[j] : V{};
-        if (first)
-#pragma GCC unroll 16
-          for (int j = 0; j < N * C; j++) x[j] += first[i + j / C][k + j % C];
-#pragma GCC unroll 16
-        for (int j = 0; j < N * C; j++) out[i + j / C][k + j % C] = x[j];
+        for (int j = 0; j < M * C; j++) {
+          V* vote = out + (i + j / C) * at.row + k + j % C;
+          if (real) x[j] = real[k + j % C] > T(0) ? x[j] : V{};
+          *vote = adds || e ? *vote + x[j] : x[j];
+        }
       });
     });
   }
 
   // out[i][d] = sum_k grads[i][k] weight[d][k]
-  void of_poses(int64_t lines, const V* const* grads, const T* weight, T* out) const {
+  void of_poses(int64_t lines, const V* grads, const T* weight, T* out) const {
     in_blocks<LINES>(lines, [&](auto n, int64_t i) INLINED {
       constexpr int N = decltype(n)::value;
       const V* g[N];
-      for (int m = 0; m < N; m++) g[m] = grads[i + m];
-      in_blocks<8 / N>(d, [&](auto c, int64_t e) INLINED {
+      for (int m = 0; m < N; m++) g[m] = grads + (i + m) * at.row;
+      in_blocks<COLUMNS>(d, [&](auto c, int64_t e) INLINED {
         constexpr int C = decltype(c)::value;
         V x[N * C] = {};
         const T* w = weight + e * step;
@@ -87,42 +111,48 @@ struct Product {
   }
 
   // out[d][k] += sum_i poses[i][d] grads[i][k]
-  void of_weight(int64_t lines, const T* const* poses, const V* const* grads, T* out) const {
-    in_blocks<LINES>(lines, [&](auto n, int64_t i) INLINED {
-      constexpr int N = decltype(n)::value;
-      const T* p[N];
-      for (int m = 0; m < N; m++) p[m] = poses[i + m];
-      in_blocks<BLOCK<N>>(at.row, [&](auto c, int64_t k) INLINED {
-        constexpr int C = decltype(c)::value;
-        T* column[C];
-        for (int j = 0; j < C; j++) column[j] = out + start[k + j];
-        V x[N * C];
+  void of_weight(int64_t lines, const T* const* poses, const V* grads, T* out) const {
+    for_blocks([&](auto n, auto c, int64_t e, int64_t k) INLINED {
+      constexpr int N = decltype(n)::value, C = decltype(c)::value;
+      Block<N, C> block(*this, out, e, k, lines);
+      in_blocks<N ? 1 : LINES>(lines, [&](auto m, int64_t i) INLINED {
+        constexpr int M = decltype(m)::value;
+        const T* p[M];
+        for (int j = 0; j < M; j++) p[j] = poses[i + j] + e;
+        V x[M * C];
 #pragma GCC unroll 16
-        for (int j = 0; j < N * C; j++) x[j] = grads[i + j / C][k + j % C];
-        for (int64_t e = 0, from = 0; e < d; e++, from += step) {
+        for (int j = 0; j < M * C; j++) x[j] = grads[(i + j / C) * at.row + k + j % C];
+#pragma GCC unroll 4
+        for (int64_t f = 0; f < block.depth; f++) {
           V sums[C];
-#pragma GCC unroll 8
-          for (int j = 0; j < C; j++) sums[j] = read<T, L>(column[j] + from);
-          if (lines < LINES) fetch_ahead<C>(column, from);
+#pragma GCC unroll 4
+          for (int j = 0; j < C; j++) sums[j] = block.get(f, j);
 #pragma GCC unroll 16
-          for (int j = 0; j < N * C; j++) sums[j % C] += p[j / C][e] * x[j];
-          if (real)  // not 0 times an infinite pose
-#pragma GCC unroll 8
-            for (int j = 0; j < C; j++) sums[j] = real[k + j] > T(0) ? sums[j] : read<T, L>(column[j] + from);
-#pragma GCC unroll 8
-          for (int j = 0; j < C; j++) write<T, L>(column[j] + from, sums[j]);
+          for (int j = 0; j < M * C; j++) sums[j % C] += p[j / C][f] * x[j];
+#pragma GCC unroll 4
+          for (int j = 0; j < C; j++) block.put(f, j, sums[j]);
         }
       });
+      block.store_kept();
+    });
+  }
+
+  // Calls f(Known<N>, Known<C>, e, k) for each block.
+  template <class F>
+  INLINE void for_blocks(F f) const {
+    in_blocks<COLUMNS>(at.row, [&](auto c, int64_t k) INLINED {
+      if (d > SHALLOW) return f(Known<0>(), c, 0, k);
+      in_blocks<DEEP>(d, [&](auto n, int64_t e) INLINED { f(n, c, e, k); });
     });
   }
 
   // Few lines wait for memory, and the columns of a block are too many streams for the hardware prefetcher: fetches what
   // the next child needs, whose weights follow.
   template <int C, class P>
-  INLINE void fetch_ahead(P const* column, int64_t from) const {
+  INLINE void fetch_ahead(P const* column, int64_t depth) const {
     constexpr bool SHARED = 2 * L * sizeof(T) <= 64;  // neighboring columns have a cache line in common
     for (int j = 0; j < C; j += SHARED && j + 1 < C && column[j + 1] == column[j] + L ? 2 : 1)
-      __builtin_prefetch(column[j] + from + at.tiles * d * step);
+      for (int64_t f = 0; f < depth; f++) __builtin_prefetch(column[j] + (at.tiles * d + f) * step);
   }
 
   const Layout<T, L>& at;
@@ -162,17 +192,22 @@ class Worker {
         bias(arena, a, at, shard, a.bias, shared.of_shard(1, shard.number), a.bias_groups, a.bias_parents, CHUNK),
         offset(arena, a, at, shard, a.offset, shared.of_shard(2, shard.number), a.offset_groups, a.parents, Self::OFFSETS,
                -INFINITY),
-        most_of_group(static_cast<int>(least(GROUP, most(4, NEAR / (CHUNK * size * sizeof(V)) / 4 * 4)))) {
+        most_of_group(group_size()) {
     tail = get(blocks);
     const int64_t lines = most_of_group * a.rows;
     lines_of_poses = arena.get<const T*>(lines);
-    lines_of_votes = arena.get<V*>(lines);
-    lines_of_bias = arena.get<const V*>(lines);
     found = arena.get<T>(lines * a.d);
     for (V*& x : tiled) x = get(at.room);
     if (arena.failed) return;
     for (int64_t i = 0; i < blocks * L; i++) reinterpret_cast<T*>(tail)[i] = -INFINITY;
     for (int64_t j = 0; j < a.parents; j++) reinterpret_cast<T*>(tail)[at.slot(j)] = 0;
+  }
+
+  // Samples of a group: blocks of 4 lines, and more than one, whose votes fit the nearest cache. If there are none, 4
+  // samples share the weights that are read from the next cache.
+  int group_size() const {
+    const int64_t step = a.rows < 4 ? 4 : 2, fitting = NEAR / (CHUNK * size * static_cast<int64_t>(sizeof(V))) / step * step;
+    return static_cast<int>(!Self::VOTES ? 8 : fitting ? least(GROUP, fitting) : 4);
   }
 
   // Processes the shard. Its totals are left in `partial` if other shards have the same samples.
@@ -272,41 +307,39 @@ class Worker {
   INLINE int64_t gate_index(int64_t s, int c) const { return (first_sample + s) * a.types * kernel + index[c]; }
   INLINE T gate(int64_t s, int c) const { return gates ? gates[gate_index(s, c)] : T(1); }
   INLINE const V* logit_base(int c) const { return offset ? offset.row(c) : tail; }
-  // The votes of child c of the chunk for sample m of the group.
-  INLINE V* vote(int m, int c) const { return votes + (m * CHUNK + c) * size; }
+  // The votes of child c of the chunk for sample m of the group; those for the next sample follow.
+  INLINE V* vote(int m, int c) const { return votes + (c * most_of_group + m) * size; }
 
   // Computes the votes of child c for `count` samples from s on.
   SEPARATE void make_votes(int64_t s, int count, int c) {
-    const int64_t lines = find_lines(s, count, c);
+    find_lines(s, count, c);
     for (int m = 0; m < count; m++) prefetch(poses, s + m, c);
-    for (int64_t i = 0; bias && i < lines; i++) lines_of_bias[i] = bias.row(c) + i % a.rows * at.row;
-    product.votes(lines, lines_of_poses, weight.numbers(c), bias ? lines_of_bias : nullptr, lines_of_votes);
+    for (int m = 0; bias && m < count; m++) memcpy(static_cast<void*>(vote(m, c)), bias.row(c), size * sizeof(V));
+    product.votes(count * a.rows, lines_of_poses, weight.numbers(c), bool(bias), vote(0, c));
   }
   // Adds to the gradients of poses, weight and bias, given the gradients of the votes of child c in place of the votes.
   SEPARATE void add_child_gradients(int64_t s, int count, int c) {
-    const int64_t lines = find_lines(s, count, c);
+    find_lines(s, count, c);
     if (grad_poses) {
-      product.of_poses(lines, lines_of_votes, weight.numbers(c), found);
+      product.of_poses(count * a.rows, vote(0, c), weight.numbers(c), found);
       for (int m = 0; m < count; m++) {
         T* out = grad_poses + (pose(s + m, c) - poses);
         for (int64_t n = 0; n < pose_size; n++) out[n] += found[m * pose_size + n];
         prefetch(grad_poses, s + m, c);
       }
     }
-    if (T* out = weight.grad_numbers(c)) product.of_weight(lines, lines_of_poses, lines_of_votes, out);
+    if (T* out = weight.grad_numbers(c)) product.of_weight(count * a.rows, lines_of_poses, vote(0, c), out);
     if (V* out = bias.grad(c)) {
       for (int64_t f = 0; f < size; f++)
         for (int m = 0; m < count; m++) out[f] += vote(m, c)[f];
     }
   }
-  INLINE int64_t find_lines(int64_t s, int count, int c) {
-    int64_t i = 0;
-    for (int m = 0; m < count; m++)
-      for (int64_t r = 0; r < a.rows; r++, i++) {
-        lines_of_poses[i] = pose(s + m, c) + r * a.d;
-        lines_of_votes[i] = vote(m, c) + r * at.row;
-      }
-    return i;
+  INLINE void find_lines(int64_t s, int count, int c) {
+    const T** line = lines_of_poses;
+    for (int m = 0; m < count; m++) {
+      const T* p = pose(s + m, c);
+      for (int64_t r = 0; r < a.rows; r++) *line++ = p + r * a.d;
+    }
   }
 
   // Sums over the features of each parent: `term(sums, f)` adds what feature f has to K sums for each of C children.
@@ -389,12 +422,10 @@ class Worker {
   V* tail;  // 0 for parents, -inf for the lanes beyond them
   const int most_of_group;
   const T** lines_of_poses;
-  V** lines_of_votes;
-  const V** lines_of_bias;
   T* found;
   V* tiled[3 * CHUNK];  // room for numbers as vectors of the tiles
   V *of_run = nullptr, *totals = nullptr, *votes = nullptr;
-  int64_t block = 0, first_sample = 0, sample_places[MOST_SAMPLES];
+  int64_t block = 0, first_sample = 0, sample_places[MOST_SAMPLES] = {};
   int chunk = 1;
   int64_t index[CHILDREN], child_places[CHILDREN], next_places[CHUNK];
 };
