@@ -1,12 +1,16 @@
 """`torchcaps train --seeds`: several trainings in one process."""
 
+import gc
 import re
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from commands import PAIRS, call, checkpoint, error_of
 from interruptions import newest
+
+from torchcaps.cli import train
 
 RUN = ["quickstart", *PAIRS]
 
@@ -36,6 +40,25 @@ def test_each_seed_is_a_run_of_its_own(capfd):
     assert [float(value) for value in rows["test/loss"][2:]] == pytest.approx(each)
 
 
+def test_a_training_is_freed_before_the_next_one(monkeypatch):
+    """On a GPU the samples of the first would leave less room for the second."""
+    build, models, alive = train._training, [], []
+
+    def building(options):
+        alive.append([model() is not None for model in models])
+        built = build(options)
+        models.append(weakref.ref(built.model))
+        return built
+
+    monkeypatch.setattr(train, "_training", building)
+    gc.disable()
+    try:
+        assert call("train", *RUN, "--seeds", "3", "5") == 0
+    finally:
+        gc.enable()
+    assert alive == [[], [False]]
+
+
 def test_one_seed_has_no_deviation(capfd):
     assert call("train", *RUN, "--seeds", "3") == 0
     for line in capfd.readouterr().out.splitlines()[-3:]:
@@ -49,7 +72,7 @@ def test_one_seed_has_no_deviation(capfd):
         (["--seeds", "1", "1"], "--seeds must be different numbers, got 1 1"),
         (["--seeds", "1", "--seed_everything=2"], "--seeds and --seed_everything both choose the seed"),
         (["--seeds", "1", "--ckpt_path", "last"], "--seeds begins trainings, and a run that goes on has a seed"),
-        (["--seeds", "-1"], "seed_everything must be from 0 to 4294967295, got -1"),
+        (["--seeds", "3", "-1"], "--seeds must be from 0 to 4294967295, got -1"),
     ],
 )
 def test_bad_seeds(options, said, capfd):

@@ -47,11 +47,12 @@ def test_squeezed_images_keep_their_rows():
     center = (squeezed.sum((1, 2)) * across).sum(1) / squeezed.sum((1, 2, 3))
     original = (digit(1).sum((1, 2)) * across).sum(1) / digit(1).sum()
     assert (center - original).abs().max() < 2.5
-    assert distortions._squeezing(28).shape == (14, 28, 28)
+    assert distortions._squeezing(28, torch.device("cpu"), torch.float32).shape == (14, 28, 28)
 
 
 def test_the_kernel_is_that_of_lanczos_with_three_lobes():
-    weights = distortions._squeezing(28)[0, :, 0 + 10]  # of column 10 of an image that is one pixel narrower
+    matrices = distortions._squeezing(28, torch.device("cpu"), torch.float32)
+    weights = matrices[0, :, 0 + 10]  # of column 10 of an image that is one pixel narrower
     centers = (10 + 0.5) * 28 / 27 - 0.5 - torch.arange(28)
     x = centers * 27 / 28
     expected = torch.where(x.abs() < 3, torch.sinc(x) * torch.sinc(x / 3), 0)

@@ -125,8 +125,8 @@ def test_every_layout(case, samples, instructions, monkeypatch):
 
 
 def test_gradients_over_the_children_are_as_exact_as_those_of_pytorch():
-    """Children are not squashed, so that few coefficients are neither 0 nor 1 and rounding is enlarged. The ratio of one
-    seed is from 0.1 to 10; their mean is known to a tenth."""
+    """Children are not squashed, so that few coefficients are neither 0 nor 1 and rounding is enlarged. The ratio of a
+    single seed is from 0.1 to 10; their mean is known to a tenth."""
     ratios = []
     for seed in range(60):
         torch.manual_seed(seed)

@@ -3,6 +3,10 @@
 That they end in the weights of Lightning's loop, also after interruptions, is tested in test_resume.py.
 """
 
+import gc
+import sys
+import weakref
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +14,14 @@ import pytest
 import torch
 from commands import call
 from interruptions import newest
+from lightning.pytorch.callbacks import EarlyStopping
 
-from torchcaps.data import notes
+from torchcaps.data import Digits, notes
+from torchcaps.nn import SpreadLoss
 from torchcaps.recipes import load_recipe
-from torchcaps.training import classifier
+from torchcaps.training import Classifier, classifier
 from torchcaps.training.build import Training
-from torchcaps.training.resident import USUAL, Graph, ResidentStep
+from torchcaps.training.resident import USUAL, Graph, ResidentEpochLoop, ResidentStep
 from torchcaps.training.values import Values
 
 SMALL = {
@@ -40,6 +46,27 @@ SMALL = {
     "trainer.enable_progress_bar": False,
     "trainer.resident": True,
 }
+
+
+class KeepsLosses(EarlyStopping):
+    """A callback that inherits from one of Lightning's and needs what a step returns."""
+
+    def __init__(self) -> None:
+        super().__init__("train/loss", patience=100)
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.losses.append(float(outputs["loss"]))
+
+
+class Reversed(Digits):
+    """Data whose own loader makes other batches."""
+
+    def train_dataloader(self):
+        loader = super().train_dataloader()
+        collate = loader.collate_fn
+        loader.collate_fn = lambda batch: tuple(x.flip(0) for x in collate(batch))
+        return loader
 
 
 class OnCPU(Graph):
@@ -116,6 +143,14 @@ def test_an_error_names_the_step_and_the_layer(at, replayed, request, tmp_path, 
     if replayed:
         request.getfixturevalue("graphs")
     built = training(tmp_path)
+    break_at(at, built, monkeypatch)
+    with pytest.raises(FloatingPointError, match=rf"the loss is nan at step {at}: the first output .* primary"):
+        built.fit()
+    assert not list(tmp_path.rglob("*.ckpt"))  # none has weights behind a loss that is not finite
+
+
+def break_at(at: int, built: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a layer give values that are not finite once the weights have been changed so often."""
     layer = built.model.network.primary
     forward, history = type(layer).forward, []
 
@@ -133,9 +168,52 @@ def test_an_error_names_the_step_and_the_layer(at, replayed, request, tmp_path, 
         return len(history) - 1
 
     monkeypatch.setattr(type(layer), "forward", breaking)
-    with pytest.raises(FloatingPointError, match=rf"the loss is nan at step {at}: the first output .* primary"):
+
+
+def test_the_last_steps_are_looked_at_where_training_ends_within_an_epoch(graphs, monkeypatch):
+    """Also without a checkpoint, and long before the next look."""
+    built = training(**{"trainer.max_steps": 7, "trainer.max_epochs": -1, "trainer.log_every_n_steps": 50})
+    break_at(5, built, monkeypatch)
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 5"):
         built.fit()
-    assert not list(tmp_path.rglob("*.ckpt"))  # none has weights behind a loss that is not finite
+
+
+def test_steps_are_taken_again_with_what_the_epoch_has_changed(graphs, monkeypatch):
+    """Such as the margin of the loss: with that of the epoch before, the loss may be finite."""
+    margins = {"class_path": "torchcaps.training.SpreadMargin", "init_args": {}}
+    built = training(**{"model.loss": "torchcaps.SpreadLoss", "trainer.callbacks": [margins], "trainer.max_epochs": 2})
+    forward = SpreadLoss.forward
+    monkeypatch.setattr(SpreadLoss, "forward", lambda self, *x: forward(self, *x) / (self.margin < 0.5))
+    with pytest.raises(FloatingPointError, match="the loss is inf at step 12"):
+        built.fit()
+
+
+def test_steps_are_looked_at_before_a_validation_that_is_due_since_the_step(tmp_path, monkeypatch):
+    """Not by the checkpoint after it, among the metrics of the validation and with the network in evaluation mode."""
+    best = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": {"monitor": "val/accuracy"}}
+    best["init_args"]["mode"] = "max"
+    by_time = {"trainer.val_check_interval": "00:01:00:00", "data.val_size": 100, "trainer.callbacks": [best]}
+    built = training(tmp_path, **by_time, **{"trainer.log_every_n_steps": 50})
+    update, read, looks = ResidentStep.update, ResidentStep.read, []
+
+    def updating(self):
+        update(self)
+        if self.trainer.global_step == 6:
+            self.trainer._last_val_time -= 3600
+
+    def reading(self):
+        looks.append((self.trainer.global_step, self.trainer.state.stage.value, self.model.training))
+        return read(self)
+
+    monkeypatch.setattr(ResidentStep, "update", updating)
+    monkeypatch.setattr(ResidentStep, "read", reading)
+    built.fit()
+    assert looks == [(7, "train", True), (12, "train", True)]
+    assert list(tmp_path.rglob("epoch=0-step=7.ckpt"))
+    usual = training(**{"trainer.resident": False, "trainer.limit_val_batches": 0, "data.val_size": 100})
+    usual.fit()
+    ours, theirs = (one.trainer.callback_metrics["train/loss_epoch"] for one in (built, usual))
+    assert float(ours) == pytest.approx(float(theirs))
 
 
 def test_a_loss_on_a_gpu_is_read_after_the_backward_pass(monkeypatch):
@@ -159,11 +237,16 @@ def test_a_loss_on_a_gpu_is_read_after_the_backward_pass(monkeypatch):
         ({"trainer.overfit_batches": 12}, "trainer.overfit_batches replaces the order of the samples"),
         ({"data.num_workers": 1}, "it needs data.num_workers 0, as no process makes batches"),
         ({"trainer.callbacks": ["lightning.pytorch.callbacks.LambdaCallback"]}, "LambdaCallback may need each batch"),
+        ({"trainer.callbacks": ["inheriting.KeepsLosses"]}, "KeepsLosses may need each batch"),
+        ({"trainer.detect_anomaly": True}, "trainer.detect_anomaly and trainer.profiler look at each step"),
+        ({"trainer.profiler": "simple"}, "trainer.detect_anomaly and trainer.profiler look at each step"),
+        ({"data": {"class_path": "inheriting.Reversed", "init_args": {}}}, "Reversed has its own train_dataloader"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
-def test_what_does_not_fit_goes_the_usual_way(changes, said, capfd):
+def test_what_does_not_fit_goes_the_usual_way(changes, said, capfd, monkeypatch):
     """A line says what it is, and the weights are those of a training that is not resident."""
+    monkeypatch.setitem(sys.modules, "inheriting", sys.modules[__name__])
     ours = weights(training(**changes))
     assert f"torchcaps: trainer.resident: {said}" in capfd.readouterr().err
     usual = weights(training(**changes, **{"trainer.resident": False}))
@@ -179,6 +262,56 @@ def test_a_graph_that_cannot_be_captured_is_called(graphs, monkeypatch, capfd):
     assert said in capfd.readouterr().err
     assert OnCPU.replays == 0
     assert all(map(torch.equal, usual, ours))
+
+
+def test_a_capture_that_has_failed_leaves_no_trace(monkeypatch):
+    """CUDA ends a capture at an operator that waits. torch then stays on its stream, and no generator may draw:
+    'Offset increment outside graph capture encountered unexpectedly'."""
+    stream, said = SimpleNamespace(device_index=0), []
+    clone = SimpleNamespace(graphsafe_set_state=said.append, clone_state=lambda: "clone")
+
+    @contextmanager
+    def failing(graph):
+        try:
+            yield
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def waiting(*_, **__):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    for name, value in {
+        "graph": failing,
+        "CUDAGraph": object,
+        "current_stream": lambda: stream,
+        "set_stream": said.append,
+        "default_generators": (clone,),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    graph: Any = SimpleNamespace(step=SimpleNamespace(batch=waiting), indices=None, has_batches=True)
+    assert Graph.capture(graph) == "operation not permitted when stream is capturing"
+    assert said == [stream, "clone"]
+
+
+def test_a_graph_is_freed_at_the_end_of_the_training(graphs):
+    gone = []
+    built = training()
+    end = ResidentEpochLoop.teardown
+
+    def teardown(self):
+        gone.append(weakref.ref(self._step.graph))
+        self._step.graph.graph = None  # the replay of an `OnCPU` knows it too
+        end(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ResidentEpochLoop, "teardown", teardown)
+        gc.collect()
+        gc.disable()
+        try:
+            built.fit()
+            assert gone[0]() is None
+        finally:
+            gc.enable()
 
 
 def test_pictures_that_do_not_fit_the_memory_stay_on_the_disk(tmp_path, monkeypatch, capfd):
@@ -198,6 +331,31 @@ def test_pictures_that_do_not_fit_the_memory_stay_on_the_disk(tmp_path, monkeypa
     assert "trainer.resident" not in capfd.readouterr().err
     other = newest("runs")["state_dict"]
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_the_layer_is_found_in_the_precision_of_the_steps(resident, monkeypatch):
+    """Also where the loss is read outside of it, as after the backward pass on a GPU."""
+    built = training(**{"trainer.precision": "bf16-mixed", "trainer.resident": resident})
+    layer = built.model.network.primary
+    forward = type(layer).forward
+
+    def breaking(self, *inputs):
+        output = forward(self, *inputs)
+        overflows = torch.is_autocast_enabled("cpu") and built.trainer.global_step == USUAL
+        return type(output)(output.poses * torch.inf) if overflows else output
+
+    monkeypatch.setattr(type(layer), "forward", breaking)
+    if not resident:  # as on a GPU
+        loss_of: list[Any] = []
+        monkeypatch.setattr(Classifier, "check_finite", lambda self, loss, inputs: loss_of.append((loss, inputs)))
+        monkeypatch.setattr(
+            Classifier,
+            "on_after_backward",
+            lambda self: self._stop_unless_finite(loss_of[-1][0].item(), loss_of[-1][1]),
+        )
+    with pytest.raises(FloatingPointError, match=f"step {USUAL}: the first output .* primary"):
+        built.fit()
 
 
 def test_clipped_gradients_and_half_precision():
@@ -230,6 +388,11 @@ KINDS: dict[str, dict[str, Any]] = {
         **{"data.flip": True, "trainer.gradient_clip_val": 1.0},
     },
     "several labels": OVERLAYS,
+    "distorted": {
+        **{"data": {"class_path": "torchcaps.data.MNIST", "init_args": {}}, "data.distort": True},
+        **{"data.batch_size": 8, "data.check_hashes": False, "model.network.image_size": 28},
+        **{"model.network.kernel_size": 9, "model.network.primary_kernel_size": 9},
+    },
 }
 CUDA = {"trainer.accelerator": "auto", "trainer.limit_train_batches": 25, "trainer.max_epochs": 2}
 
@@ -258,6 +421,23 @@ def test_on_cuda_a_graph_takes_the_same_steps(kind, images_of_noise, monkeypatch
     allowed = max(4 * distance(called, again), 1e-4)
     assert distance(ours, called) <= allowed
     assert distance(usual, called) <= allowed
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_on_cuda_a_step_that_waits_is_called(images_of_noise, monkeypatch, capfd):
+    """A capture that CUDA has ended harms no random number and no later step."""
+    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
+    outcome = Classifier.outcome
+
+    def waiting(self, stage, batch, batch_idx):
+        batch[0].sum().item()
+        return outcome(self, stage, batch, batch_idx)
+
+    monkeypatch.setattr(Classifier, "outcome", waiting)
+    ours = weights(training(**CUDA))
+    assert "the step cannot be captured in a CUDA graph" in capfd.readouterr().err
+    called, again = (weights(training(**CUDA, **{"trainer.resident": False})) for _ in range(2))
+    assert distance(ours, called) <= max(4 * distance(called, again), 1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

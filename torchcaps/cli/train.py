@@ -1,6 +1,7 @@
 """Train a recipe, then test it."""
 
 import argparse
+import gc
 import multiprocessing
 import os
 import shlex
@@ -54,6 +55,7 @@ def run(options: argparse.Namespace) -> None:
         print(f"seed {seed}")
         try:
             results.append(_train(_with_seed(options, seed)))
+            gc.collect()  # a training lies in cycles: its samples and its graph would take memory from the next one
         except Stopped as stop:
             if left := seeds[place + 1 :]:
                 stop.message += f"; then: {_command(options, ['--seeds', *map(str, left)])}"
@@ -73,6 +75,8 @@ def _check_seeds(options: argparse.Namespace) -> list[int]:
     seeds: list[int] = options.seeds
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds must be different numbers, got {' '.join(map(str, seeds))}")
+    if wrong := [seed for seed in seeds if not 0 <= seed < 2**32]:
+        raise ValueError(f"--seeds must be from 0 to {2**32 - 1}, got {wrong[0]}")
     if any(override.path[0] == "seed_everything" for override in options.overrides):
         raise ValueError("--seeds and --seed_everything both choose the seed: leave out one of them")
     if options.ckpt_path is not None or is_place(options.recipe):

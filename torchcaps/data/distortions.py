@@ -70,14 +70,14 @@ def _squeeze(images: Tensor) -> Tensor:
     width = images.shape[-1]
     less = (_normal(images).abs() * (width // 4)).long()
     right = torch.rand(len(images), device=images.device) < 0.5
-    matrices = _squeezing(width).to(images)[2 * less + right]
+    matrices = _squeezing(width, images.device, images.dtype)[2 * less + right]
     return images @ matrices.unsqueeze(1)
 
 
 @functools.cache
-def _squeezing(width: int) -> Tensor:
+def _squeezing(width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return matrices `(2 * n, width, width)` that squeeze rows of pixels by 1 to n pixels, in the middle and one pixel
-    to the right of it."""
+    to the right of it. They stay on the device: a copy to it waits, and no CUDA graph can have it."""
     matrices = torch.zeros(width // 4, 2, width, width)
     for k in range(width // 4):
         narrow = width - k - 1
@@ -90,7 +90,7 @@ def _squeezing(width: int) -> Tensor:
             offset = (k + 1) // 2 + right
             fits = min(narrow, width - offset)
             matrices[k, right, :, offset : offset + fits] = weights[:, :fits]
-    return matrices.flatten(0, 1)
+    return matrices.flatten(0, 1).to(device, dtype)
 
 
 def _erase(images: Tensor) -> Tensor:

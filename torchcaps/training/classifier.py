@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
@@ -503,7 +504,8 @@ class Classifier(LightningModule):
             if not torch.isfinite(parameter).all():
                 return f"the parameter {name} is not finite{advice}"
         handles = [m.register_forward_hook(look(name)) for name, m in self.network.named_modules() if name]
-        with torch.no_grad():
+        precision = getattr(self._trainer, "precision_plugin", None)
+        with torch.no_grad(), nullcontext() if precision is None else precision.train_step_context():
             self(inputs)
         for handle in handles:
             handle.remove()

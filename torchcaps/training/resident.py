@@ -4,6 +4,7 @@ Epochs, validation, schedules, logs and checkpoints are Lightning's, as they are
 are taken here, without a loader of batches and without Lightning's work for each of them.
 """
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
@@ -52,6 +54,11 @@ class ResidentEpochLoop(_TrainingEpochLoop):
         self._step: ResidentStep | None = None
         self._places: tuple[int, Tensor] | None = None  # an epoch, and the samples in its order
 
+    def run(self, data_fetcher: Any) -> None:
+        """Take the steps of an epoch."""
+        super().run(data_fetcher)
+        self._look_at_rest()  # where `max_steps` or `max_time` ends the training within an epoch
+
     def advance(self, data_fetcher: Any) -> None:
         """Take one step."""
         if self._usual != 0:
@@ -69,7 +76,7 @@ class ResidentEpochLoop(_TrainingEpochLoop):
         self.batch_progress.is_last_batch = batch + 1 == trainer.num_training_batches
         self.batch_progress.increment_ready()
         looks = self._step.steps + 1 >= MOST or self._num_ready_batches_reached()
-        looks = looks or trainer._logger_connector.should_update_logs or self._should_check_val_fx(data_fetcher)
+        looks = looks or trainer._logger_connector.should_update_logs or super()._should_check_val_fx(data_fetcher)
         for callback in self._callbacks(looks):
             callback.on_train_batch_start(trainer, model, None, batch)
         self.batch_progress.increment_started()
@@ -94,12 +101,13 @@ class ResidentEpochLoop(_TrainingEpochLoop):
             trainer._logger_connector.update_train_step_metrics()
 
     def on_save_checkpoint(self) -> dict[str, Any]:
-        if self._step is not None and self._step.steps:
-            self._look()  # no checkpoint has weights behind a loss that is not finite
+        self._look_at_rest()  # no checkpoint has weights behind a loss that is not finite
         return super().on_save_checkpoint()
 
     def teardown(self) -> None:
         super().teardown()
+        if self._step is not None:
+            self._step.graph = None  # which knows the step: together they would keep their memory until a collection
         self._usual, self._step, self._places = USUAL, None, None
 
     def _indices(self, epoch: int, batch: int) -> Tensor:
@@ -109,15 +117,26 @@ class ResidentEpochLoop(_TrainingEpochLoop):
             self._places = epoch, loader.sampler.of_process(epoch).to(self.trainer.strategy.root_device)
         return self._places[1][batch * loader.batch_size : (batch + 1) * loader.batch_size]
 
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        checks = super()._should_check_val_fx(data_fetcher)
+        if checks:  # perhaps only since the step, as by `max_time`; in a validation it would be too late to look
+            self._look_at_rest()
+        return checks
+
+    def _look_at_rest(self) -> None:
+        """Look at the steps since the last look, if there are any."""
+        if self._step is not None and self._step.steps:
+            self._look()
+
     def _look(self) -> None:
         """Read and log what the steps have added up."""
         assert self._step is not None
         model: Any = self.trainer.lightning_module
         connector = self.trainer._logger_connector
         connector.on_batch_start(None)
-        model._current_fx_name = "training_step"  # under which Lightning keeps what the first steps have logged
+        hook, model._current_fx_name = model._current_fx_name, "training_step"  # as the first steps have logged
         model.log_outcome("train", self._step.read())
-        model._current_fx_name = None
+        model._current_fx_name = hook
         connector.on_batch_end()
 
     def _callbacks(self, looks: bool) -> Iterator[Callback]:
@@ -239,10 +258,12 @@ class Graph:
         self.results: list[Tensor | None] = []  # where a replay leaves the gradients of the parameters
         self._called = False
         self._since: list[tuple[int, int, Tensor, list[dict[str, Any]]]] = []  # steps, and options of the optimizer
-        self._keep()
+        self._kept: list[tuple[Tensor, Tensor]] = []  # what these steps change, and its values before them
 
     def __call__(self, epoch: int, batch: int, indices: Tensor) -> None:
         """Compute the gradients of a batch. torch must have its seed."""
+        if not self._since:
+            self._keep()
         groups = self.step.optimizer.param_groups
         options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
         self._since.append((epoch, batch, indices, options))
@@ -292,12 +313,17 @@ class Graph:
         """Capture the graph. Nothing is computed. Return why it cannot be, or None."""
         if not self.has_batches:
             self.batch = self.step.batch(self.indices)
-        before, graph = torch.get_rng_state(), torch.cuda.CUDAGraph()
+        before, graph, stream = torch.get_rng_state(), torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        gc.collect()  # nothing on the device, such as the graph of an earlier training, may be freed within the capture
         try:
             with torch.cuda.graph(graph):
                 self.step.gradients(self.step.batch(self.indices) if self.has_batches else self.batch, checks=False)
-        except RuntimeError as error:
-            return one_line(error)[:200]
+        except Exception as error:  # of any operator
+            # A capture that CUDA has ended leaves its stream, and a generator that refuses to draw outside of it.
+            torch.cuda.set_stream(stream)
+            generator = torch.cuda.default_generators[stream.device_index]
+            generator.graphsafe_set_state(generator.clone_state())
+            return one_line(error.__context__ or error)[:200]  # the first error, not that of the end of the capture
         if not torch.equal(before, torch.get_rng_state()):
             return "it draws random numbers on the CPU"
         self.graph, self.results = graph, [parameter.grad for parameter in self.parameters]
@@ -316,8 +342,7 @@ class Graph:
         """Check the sum of the losses since the last look."""
         if not loss.isfinite():
             self._stop()
-        self._since = []
-        self._keep()
+        self._since, self._kept = [], []
 
     def _keep(self) -> None:
         """Keep the weights and the state of the optimizer."""
@@ -374,13 +399,15 @@ def why_not(trainer: Trainer) -> str | None:
     samples: Any = data.part("fit") if isinstance(data, LabeledData) else None
     device, scaler = trainer.strategy.root_device, getattr(trainer.precision_plugin, "scaler", None)
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    profiler = trainer.profiler  # type: ignore[attr-defined]
     each = [callback for callback in callbacks if not _is_allowed(callback)]
     if not isinstance(trainer.strategy, SingleDeviceStrategy):
         return "it is for one process and one device"
     if type(model) is not Classifier or not isinstance(data, LabeledData):
         return "it is for a torchcaps.training.Classifier and data of torchcaps.data"
-    if type(data).on_before_batch_transfer is not LabeledData.on_before_batch_transfer:
-        return f"{type(data).__name__} has an on_before_batch_transfer of its own"
+    for hook in ("train_dataloader", "on_before_batch_transfer", "transfer_batch_to_device"):
+        if getattr(type(data), hook) is not getattr(LabeledData, hook):
+            return f"{type(data).__name__} has its own {hook}"
     if not isinstance(getattr(loader, "sampler", None), Order):
         return "trainer.overfit_batches replaces the order of the samples"
     if data.num_workers:
@@ -393,6 +420,8 @@ def why_not(trainer: Trainer) -> str | None:
         return "trainer.precision 16-mixed scales the loss: take bf16-mixed"
     if isinstance(trainer.optimizers[0], LBFGS):
         return "LBFGS computes the loss several times in a step"
+    if trainer._detect_anomaly or not isinstance(profiler, PassThroughProfiler):
+        return "trainer.detect_anomaly and trainer.profiler look at each step"
     if each:
         return f"{type(each[0]).__name__} may need each batch"
     return None
@@ -400,6 +429,7 @@ def why_not(trainer: Trainer) -> str | None:
 
 def _is_allowed(callback: Callback) -> bool:
     """Return whether a callback needs no batch and no hook of the backward pass after the first steps."""
-    if isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps:
+    if isinstance(callback, ModelCheckpoint) and (callback._every_n_train_steps or callback._train_time_interval):
         return False  # it would look at metrics at other steps
-    return type(callback).__module__.startswith("torchcaps.") or isinstance(callback, ALLOWED)
+    package = type(callback).__module__.partition(".")[0]  # a class that inherits from one of these may need a batch
+    return package == "torchcaps" or (package == "lightning" and isinstance(callback, ALLOWED))
