@@ -3,10 +3,11 @@
 That they end in the weights of Lightning's loop, also after interruptions, is tested in test_resume.py.
 """
 
+import copy
 import gc
 import sys
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from commands import call
 from interruptions import newest
 from lightning.pytorch.callbacks import EarlyStopping
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from torchcaps.data import Digits, notes
 from torchcaps.nn import SpreadLoss
@@ -368,8 +371,8 @@ def test_clipped_gradients_and_half_precision():
 
 RESNET = {"class_path": "torchcaps.models.pooling_resnet", "init_args": {"depth": 8, "in_channels": 1}}
 OVERLAYS = {
-    **{"data": {"class_path": "torchcaps.data.MultiMNIST", "init_args": {}}},
-    **{"data.epoch_size": 1000, "data.parts": True, "data.batch_size": 8, "data.check_hashes": False},
+    **{"data": {"class_path": "torchcaps.data.MultiMNIST", "init_args": {"batch_size": 8}}},
+    **{"data.epoch_size": 1000, "data.parts": True, "data.check_hashes": False},
     **{"model.network.image_size": 36},
     **{"model.network.kernel_size": 9, "model.network.primary_kernel_size": 9, "model.labels_per_image": 2},
 }
@@ -389,11 +392,50 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "several labels": OVERLAYS,
     "distorted": {
-        **{"data": {"class_path": "torchcaps.data.MNIST", "init_args": {}}, "data.distort": True},
-        **{"data.batch_size": 8, "data.check_hashes": False, "model.network.image_size": 28},
+        **{"data": {"class_path": "torchcaps.data.MNIST", "init_args": {"batch_size": 4}}, "data.distort": True},
+        **{"data.check_hashes": False, "model.network.image_size": 28},
         **{"model.network.kernel_size": 9, "model.network.primary_kernel_size": 9},
     },
 }
+
+
+class Alone(TorchDispatchMode):
+    """Fail where a tensor of the host meets one of the device, unless it is a single number."""
+
+    def __torch_dispatch__(self, operator, types, args=(), options=None):
+        result = operator(*args, **(options or {}))
+        tensors = [x for x in tree_leaves((args, options, result)) if isinstance(x, torch.Tensor)]
+        kinds = {x.device.type for x in tensors if x.dim() or "copy" in str(operator)}
+        assert len(kinds) < 2, f"{operator} copies between the host and the device"
+        return result
+
+
+# There is no mixup on the device `meta`, which has no Beta distribution.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mixed"])
+def test_a_step_needs_nothing_of_the_host(kind, images_of_noise, monkeypatch):
+    """A CUDA graph can neither read a value nor copy. Nor can the device `meta`, which needs no GPU."""
+
+    class Done(Exception):
+        pass
+
+    def take(self, epoch, batch, indices):
+        samples = copy.copy(self.samples)
+        vars(samples).update({name: x.to("meta") for name, x in vars(samples).items() if isinstance(x, torch.Tensor)})
+        self.samples = samples
+        self.model.to("meta")
+        for mode in (nullcontext(), Alone()):  # the first step may fill caches
+            self._sums = {}
+            with mode:
+                self.gradients(torch.zeros(8, dtype=torch.long, device="meta"), checks=False)
+        self.model.to_empty(device="cpu")
+        raise Done
+
+    monkeypatch.setenv("TORCHCAPS_DATA", str(images_of_noise))
+    monkeypatch.setattr(ResidentStep, "take", take)
+    with pytest.raises(Done):
+        training(**{**KINDS[kind], "trainer.max_epochs": 3}).fit()
+
+
 CUDA = {"trainer.accelerator": "auto", "trainer.limit_train_batches": 25, "trainer.max_epochs": 2}
 
 
