@@ -291,7 +291,7 @@ def test_a_capture_that_has_failed_leaves_no_trace(monkeypatch):
         "default_generators": (clone,),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    graph: Any = SimpleNamespace(step=SimpleNamespace(batch=waiting), indices=None, has_batches=True)
+    graph: Any = SimpleNamespace(step=SimpleNamespace(batch=waiting, gradients=None), indices=None, has_batches=True)
     assert Graph.capture(graph) == "operation not permitted when stream is capturing"
     assert said == [stream, "clone"]
 
@@ -426,7 +426,7 @@ def test_a_step_needs_nothing_of_the_host(kind, images_of_noise, monkeypatch):
         for mode in (nullcontext(), Alone()):  # the first step may fill caches
             self._sums = {}
             with mode:
-                self.gradients(torch.zeros(8, dtype=torch.long, device="meta"), checks=False)
+                self.gradients(self.batch(torch.zeros(8, dtype=torch.long, device="meta")), checks=False)
         self.model.to_empty(device="cpu")
         raise Done
 
