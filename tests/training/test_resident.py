@@ -15,7 +15,7 @@ import pytest
 import torch
 from commands import call
 from interruptions import newest
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -24,7 +24,7 @@ from torchcaps.nn import SpreadLoss
 from torchcaps.recipes import load_recipe
 from torchcaps.training import Classifier, classifier
 from torchcaps.training.build import Training
-from torchcaps.training.resident import USUAL, Graph, ResidentEpochLoop, ResidentStep
+from torchcaps.training.resident import USUAL, Graph, ResidentEpochLoop, ResidentStep, why_not
 from torchcaps.training.values import Values
 
 SMALL = {
@@ -257,11 +257,30 @@ def test_what_does_not_fit_goes_the_usual_way(changes, said, capfd, monkeypatch)
     assert all(map(torch.equal, ours, usual))
 
 
+def test_optimizers_that_compute_the_loss_go_the_usual_way():
+    built = training()
+    weight = torch.nn.Parameter(torch.ones(2))
+    taken = []
+
+    class Look(Callback):
+        def on_train_start(self, trainer, pl_module):
+            usual = trainer.optimizers
+            for optimizer in (torch.optim.LBFGS([weight]), torch.optim.Adam([weight])):
+                trainer.optimizers = [optimizer]
+                taken.append(why_not(trainer))
+            trainer.optimizers = usual
+
+    Look.__module__ = "torchcaps.tests"
+    built.trainer.callbacks.append(Look())
+    built.fit()
+    assert taken == ["LBFGS computes the loss several times in a step", None]
+
+
 def test_a_graph_that_cannot_be_captured_is_called(graphs, monkeypatch, capfd):
     usual = weights(training(**{"trainer.resident": False}))
     monkeypatch.setattr(OnCPU, "capture", lambda self: "it reads a value")
     ours = weights(training())
-    said = "trainer.resident: the step cannot be captured in a CUDA graph (it reads a value): it is called"
+    said = "trainer.resident: the step cannot be captured in a CUDA graph (it reads a value): its operators"
     assert said in capfd.readouterr().err
     assert OnCPU.replays == 0
     assert all(map(torch.equal, usual, ours))

@@ -5,6 +5,7 @@ are taken here, without a loader of batches and without Lightning's work for eac
 """
 
 import gc
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -24,7 +25,6 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
-from torch.optim import LBFGS
 
 from torchcaps.data.labeled import Batch, LabeledData
 from torchcaps.data.notes import say
@@ -275,7 +275,8 @@ class Graph:
             reason = self.capture() if self._called else self.call(epoch, batch)
             first, self._called = not self._called, True
             if reason is not None:
-                say(f"trainer.resident: the step cannot be captured in a CUDA graph ({reason}): it is called")
+                how = "its operators are started one by one"
+                say(f"trainer.resident: the step cannot be captured in a CUDA graph ({reason}): {how}")
                 self.step.graph = None
             self.step.data.seed_batch(epoch, batch)  # numbers may have been drawn
             if reason is not None:
@@ -401,7 +402,7 @@ def why_not(trainer: Trainer) -> str | None:
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     profiler = trainer.profiler  # type: ignore[attr-defined]
     each = [callback for callback in callbacks if not _is_allowed(callback)]
-    if not isinstance(trainer.strategy, SingleDeviceStrategy):
+    if type(trainer.strategy) is not SingleDeviceStrategy:  # that of a TPU has steps of its own
         return "it is for one process and one device"
     if type(model) is not Classifier or not isinstance(data, LabeledData):
         return "it is for a torchcaps.training.Classifier and data of torchcaps.data"
@@ -418,8 +419,9 @@ def why_not(trainer: Trainer) -> str | None:
         return "it needs trainer.accumulate_grad_batches 1"
     if scaler is not None:
         return "trainer.precision 16-mixed scales the loss: take bf16-mixed"
-    if isinstance(trainer.optimizers[0], LBFGS):
-        return "LBFGS computes the loss several times in a step"
+    closure = inspect.signature(trainer.optimizers[0].step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        return f"{type(trainer.optimizers[0]).__name__} computes the loss several times in a step"
     if trainer._detect_anomaly or not isinstance(profiler, PassThroughProfiler):
         return "trainer.detect_anomaly and trainer.profiler look at each step"
     if each:
