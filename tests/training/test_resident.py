@@ -238,7 +238,6 @@ def test_a_loss_on_a_gpu_is_read_after_the_backward_pass(monkeypatch):
     [
         ({"trainer.accumulate_grad_batches": 2}, "it needs trainer.accumulate_grad_batches 1"),
         ({"trainer.overfit_batches": 12}, "trainer.overfit_batches replaces the order of the samples"),
-        ({"data.num_workers": 1}, "it needs data.num_workers 0, as no process makes batches"),
         ({"trainer.callbacks": ["lightning.pytorch.callbacks.LambdaCallback"]}, "LambdaCallback may need each batch"),
         ({"trainer.callbacks": ["inheriting.KeepsLosses"]}, "KeepsLosses may need each batch"),
         ({"trainer.detect_anomaly": True}, "trainer.detect_anomaly and trainer.profiler look at each step"),
@@ -342,7 +341,7 @@ def test_pictures_that_do_not_fit_the_memory_stay_on_the_disk(tmp_path, monkeypa
     draw_digits(tmp_path / "pictures", 0, 12)
     monkeypatch.setattr("torchcaps.data.images.free_bytes", lambda device: 1000)
     monkeypatch.chdir(tmp_path)
-    options = ["--data.folder=pictures", "--data.num_workers=0", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+    options = ["--data.folder=pictures", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
     options += ["--model.network.depth=8", "--data.batch_size=4"]
     assert call("train", "own/images", *options, "--trainer.resident=true") == 0
     assert "the samples of ImageFolder do not lie in the memory of the device, cpu" in capfd.readouterr().err

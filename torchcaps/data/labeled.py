@@ -202,11 +202,18 @@ class LabeledData(LightningDataModule):
     def part(self, stage: str) -> Dataset[Batch]:
         """Return the samples that the loader of a stage reads: "fit", "validate" or "test"."""
         samples = self._loaded(stage)
-        if self.trainer is None or not getattr(self.trainer, "resident", False) or self.num_workers:
+        if not self._is_resident or stage == "test":  # which is read once
             return samples
+        assert self.trainer is not None
         if self._resident.get(stage, (None, None))[0] is not samples:
             self._resident[stage] = samples, samples.on(self.trainer.strategy.root_device)
         return self._resident[stage][1]
+
+    @property
+    def _is_resident(self) -> bool:
+        """Return whether samples are to lie on the device, see `torchcaps.training.Trainer`."""
+        trainer: Any = self.trainer
+        return trainer is not None and getattr(trainer, "resident", False) and trainer.world_size == 1
 
     def order(self) -> Order:
         """Return the order of the training samples."""
@@ -282,12 +289,15 @@ class LabeledData(LightningDataModule):
         return self._loader(samples, share)
 
     def _loader(self, samples: Dataset[Batch], order: Order | None = None) -> DataLoader[Batch]:
+        trainer: Any = self.trainer
+        lies_there = self._is_resident and getattr(samples, "device", None) == trainer.strategy.root_device
+        workers = 0 if lies_there else self.num_workers  # passing a batch would take longer than making it
         return DataLoader(
             samples,
             batch_size=self.batch_size,
             sampler=order,
             collate_fn=_as_is,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
+            num_workers=workers,
+            persistent_workers=workers > 0,
             worker_init_fn=_leave_group,
         )

@@ -151,7 +151,7 @@ class MultiMNIST(MNIST):
         assert isinstance(digits, ImageSet)
         seed, length = (self.seed, self.epoch_size) if stage == "fit" else (0, self.test_size)
         device = torch.device("cpu")
-        if self.trainer is not None and not self.num_workers:
+        if self.trainer is not None and (self._is_resident or not self.num_workers):
             device = self.trainer.strategy.root_device
         return Overlays(digits, stream(seed, STREAMS[stage]), length, self.single, device, self.parts)
 

@@ -411,8 +411,6 @@ def why_not(trainer: Trainer) -> str | None:
             return f"{type(data).__name__} has its own {hook}"
     if not isinstance(getattr(loader, "sampler", None), Order):
         return "trainer.overfit_batches replaces the order of the samples"
-    if data.num_workers:
-        return "it needs data.num_workers 0, as no process makes batches"
     if samples.device != device:
         return f"the samples of {type(data).__name__} do not lie in the memory of the device, {device}"
     if trainer.accumulate_grad_batches != 1:
