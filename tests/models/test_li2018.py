@@ -82,8 +82,8 @@ def test_feedback_attaches_to_a_layer_that_routes():
     ],
 )
 def test_capnet_runs_and_learns(name, arguments):
-    """The least loss counts: with EM routing the loss jumps, by rounding alone, and the last one of twenty is 0.4 to 1.1
-    of the first; the least of sixty was 0.6 at most with 24 seeds, by stored votes as by the kernels."""
+    """The least loss counts: with EM routing the loss jumps, by rounding alone, and the last one of twenty steps is 0.4
+    to 1.1 of the first. The least of sixty was 0.6 at most with 24 seeds."""
     model = create_model(name, types=3, grid=2, classes=4, **arguments)
     images, labels = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
