@@ -13,6 +13,7 @@ Beside them:
     errors.py                     one line for what is wrong with a value
     checkpoints.py                how checkpoints are saved, and resumed
     report.py, curves.py          what a training came to
+    resident.py                   steps on samples that lie on the device, with `trainer.resident`
     trainer.py, progress.py, alive.py, monitors.py   the trainer, and what it says while it runs
 """
 

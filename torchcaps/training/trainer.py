@@ -17,8 +17,8 @@ class Trainer(LightningTrainer):
         limit_train_batches, limit_val_batches, limit_test_batches, limit_predict_batches: number (int) or fraction
             (float) of the batches to take, or None for all.
         resident: whether the training samples lie on the device, and steps are taken without Lightning's work for each
-            of them, on CUDA as a graph, see torchcaps.training.resident. Where a training
-            needs more than this, a line says what, and it goes the usual way.
+            of them, on CUDA as a graph, see torchcaps.training.resident. Where a training needs more than this, a line
+            says what, and it goes the usual way.
         options: other arguments of `lightning.Trainer`.
     """
 
