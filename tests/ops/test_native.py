@@ -516,8 +516,8 @@ def test_every_number_of_a_result_is_written(name, monkeypatch):
 
 
 # Numbers of PyTorch's operators, beside one library call for each reduction. In a small layer they take most of the
-# time. These include those of the loss.
-OPERATORS = {"dynamic": 105, "em": 325, "variational_bayes": 740, "inverted_attention": 180, "self_routing": 225}
+# time. These include those of the loss. The oldest PyTorch has some 3 more than the newest.
+OPERATORS = {"dynamic": 105, "em": 325, "variational_bayes": 740, "inverted_attention": 180, "self_routing": 230}
 
 
 @pytest.mark.parametrize(("name", "most"), OPERATORS.items())
