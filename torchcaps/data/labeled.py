@@ -2,7 +2,7 @@
 
 import copy
 import os
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and 
 
 
 class LabeledSet(Dataset[Batch]):
-    """Samples in memory or on disk, with labels (n,) int64. A DataLoader reads a whole batch in one call."""
+    """Samples in memory or on disk, with labels, see `LabeledData.target`. A DataLoader reads a whole batch at once."""
 
     labels: Tensor
     device: torch.device | None = None  # on which batches are made; None for samples that are read from files
@@ -109,6 +109,9 @@ class LabeledData(LightningDataModule):
     """
 
     classes: int
+    # What is predicted: a class, with labels (n,) int64; several labels or none, with labels (n, classes) float32 of 0
+    # and 1; or numbers, with labels (n, numbers) float32, where `names` and `classes` are those of the numbers.
+    target: Literal["class", "labels", "numbers"] = "class"
     # Whether an epoch has equally many samples of each class; None where there is no such option.
     balance: bool | None = None
 
@@ -126,7 +129,7 @@ class LabeledData(LightningDataModule):
 
     @property
     def names(self) -> list[str]:
-        """Names of the classes; by default their indices."""
+        """Names of the classes, labels or numbers; by default their indices."""
         return [str(label) for label in range(self.classes)]
 
     @property
