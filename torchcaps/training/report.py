@@ -28,8 +28,7 @@ class Report(Callback):
     | `labels.csv` | of several labels: the same of each label, its average precision and its threshold |
     | `numbers.csv`, `numbers.png` | of numbers: their errors, and each test sample in a picture |
     | `curves.png` | loss and accuracy by epoch |
-    | `mistakes.csv`, `mistakes.png` | test samples that were taken for others, the surest first; of numbers those with \
-    the largest errors |
+    | `mistakes.csv`, `mistakes.png` | test samples taken for others, the surest first; of numbers the largest errors |
     | `summary.json` | metrics, temperature or thresholds, versions and the command |
 
     The summary is also written into the checkpoint that was tested. Where there is a validation set, it contains the
