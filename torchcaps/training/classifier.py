@@ -23,7 +23,7 @@ from torchcaps.measures.accuracy import is_among
 from torchcaps.measures.labels import label_probabilities
 from torchcaps.measures.predicting import check_scores, name_unfit_inputs
 from torchcaps.models import FeedbackAgreement
-from torchcaps.nn import CapsuleHead as CapsuleRegressor  # XXX
+from torchcaps.nn import CapsuleRegressor
 from torchcaps.nn.inputs import check_labels
 from torchcaps.nn.losses import input_of_loss
 from torchcaps.training.alive import BeginsAlive
@@ -239,7 +239,7 @@ class Classifier(LightningModule):
         mean.copy_(labels.double().mean(0))
         deviation.copy_(labels.double().std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny))
         for head in self.network.modules():
-            if isinstance(head, CapsuleRegressor) and hasattr(head, "standardize"):
+            if isinstance(head, CapsuleRegressor):
                 head.standardize(labels)
 
     def _check_class_weights(self) -> None:
