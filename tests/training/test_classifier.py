@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from lightning import Trainer
+from recorder import small_trainer
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
-from tests.helpers.recorder import small_trainer
 from torchcaps import CapsNet, CapsuleHead, CapsuleLinear, DynamicRouting, MarginLoss, Prediction, SpreadLoss
 from torchcaps.data import LabeledData, notes
 from torchcaps.data.images import ImageSet
