@@ -149,20 +149,21 @@ def _samples(options: argparse.Namespace, trained: "Run") -> Iterator[Sample]:
             yield from _texts(path, column, options.columns)
     elif isinstance(trained.data(), ImageData):
         for path in options.paths:
-            column = options.column or getattr(trained.data(), "picture_column", "file")
+            column = options.column or getattr(trained.data(), "file_column", "file")
             yield from _pictures(path, column, options.columns, options.skip_bad)
     else:
         raise ValueError(f"predictions are for pictures and texts, and {type(trained.data()).__name__} has neither")
 
 
 def _pictures(source: str, column: str, columns: list[str] | None = None, skip_bad: bool = False) -> Iterator[Sample]:
-    from torchcaps.data.pictures import SUFFIXES, find_pictures
+    from torchcaps.data.file_lists import find_files
+    from torchcaps.data.pictures import SUFFIXES
 
     path = user_path(source)
     if source == STANDARD_INPUT:
         files = [line.strip() for line in sys.stdin if line.strip()]
     elif os.path.isdir(path):
-        files = [str(file) for file in find_pictures(path)[0]]
+        files = [str(file) for file in find_files(path, SUFFIXES)[0]]
         if not files:
             raise ValueError(f"{source}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
     elif columns and path.suffix.lower() not in TABLES:
@@ -185,8 +186,8 @@ def _pictures(source: str, column: str, columns: list[str] | None = None, skip_b
 def _named(folder: Path, names: list[str]) -> list[str]:
     """Return the paths of the pictures that a table in a folder names: by paths from there, or as a training reads
     them."""
-    from torchcaps.data.picture_lists import picture_called, pictures_by_name
-    from torchcaps.data.pictures import find_pictures
+    from torchcaps.data.file_lists import file_called, files_by_name, find_files
+    from torchcaps.data.pictures import SUFFIXES
 
     paths: list[str] = []
     by_name: dict[str, Path | None] | None = None
@@ -194,8 +195,8 @@ def _named(folder: Path, names: list[str]) -> list[str]:
         path = folder / user_path(name)
         if not os.path.isfile(path):
             if by_name is None:
-                by_name = pictures_by_name(folder, find_pictures(folder)[0])
-            path = picture_called(name, by_name, folder) or path
+                by_name = files_by_name(folder, find_files(folder, SUFFIXES)[0])
+            path = file_called(name, by_name, folder) or path
         paths.append(str(path))
     return paths
 

@@ -29,7 +29,7 @@ def _as_float(images: Tensor) -> Tensor:
     return images.float() / 255 if images.dtype == torch.uint8 else images  # ImageNet's loader returns bytes
 
 
-def _color_jitter(strength: float) -> Callable[[Tensor], Tensor]:
+def color_jitter(strength: float) -> Callable[[Tensor], Tensor]:
     from kornia.augmentation import ColorJitter  # slow to import
 
     return ColorJitter(strength, strength, strength, strength)
@@ -172,7 +172,7 @@ class ImageData(LabeledData):
             )
         self.shift, self.flip, self.val_size = shift, flip, val_size
         self.resize, self.jitter, self.ten_crop = resize, jitter, ten_crop
-        self._jitter = _color_jitter(jitter) if jitter else None
+        self._jitter = color_jitter(jitter) if jitter else None
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Return the training or the test set: images (n, c, h, w) uint8 and labels (n,) int64."""

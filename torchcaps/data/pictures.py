@@ -1,7 +1,6 @@
 """Pictures in files: read upright, in one size and number of channels, and one by one where they are many."""
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +26,6 @@ Window = tuple[float, float]  # the numbers that become black and white, of pixe
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-# Folders of Synology and QNAP servers, of macOS, Windows and Linux.
-OF_SYSTEMS = (
-    *("@eaDir", "#recycle", "@Recycle", "@__thumb", "__MACOSX"),
-    *("$RECYCLE.BIN", "System Volume Information", "lost+found"),
-)
 ENOUGH = 256  # pixels of a side in which colors are looked for
 FAR_OFF = 0.001  # share of the darkest, and of the brightest, pixels of a picture that do not count in a window
 QUEUED = 64  # files that wait for a thread
@@ -233,39 +227,6 @@ def read_header(path: Path) -> Header | None:
                 return Header(*picture.size, is_gray, is_deep, is_cut, frames)
     except Exception:  # damaged bytes make Pillow raise errors of many types
         return None
-
-
-def find_pictures(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the pictures in a folder and in those below it, and the other files. Links to folders are followed, each
-    folder once. What is hidden is left out.
-
-    Raises:
-        DataError: the path of a picture is not UTF-8, so that no table can name it.
-    """
-    pictures: list[Path] = []
-    others: list[Path] = []
-    seen: set[str] = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = [name for name in folders if not is_hidden(name)]
-        folders.sort(key=lambda name: (os.path.islink(os.path.join(place, name)), name))  # links last: names stay
-        for path in (Path(place, name) for name in names if not name.startswith(".")):
-            if path.is_file():
-                (pictures if path.suffix.lower() in SUFFIXES else others).append(path)
-    for path in pictures:
-        try:
-            str(path).encode()
-        except UnicodeEncodeError:
-            raise DataError(f"{str(path)!r}: the name is not text in UTF-8: rename the file or its folder") from None
-    return sorted(pictures), sorted(others)
-
-
-def is_hidden(folder: str) -> bool:
-    """Return whether a folder of this name is one of a system: hidden, of a Synology or QNAP server, or of macOS."""
-    return folder.startswith(".") or folder in OF_SYSTEMS
 
 
 def any_has_color(paths: Sequence[Path]) -> bool:

@@ -1,4 +1,4 @@
-"""Which pictures of one's own there are, with their classes and groups: in a folder for each class, or in a table."""
+"""Which files of one's own there are, with their classes and groups: in a folder for each class, or in a table."""
 
 import os
 import re
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from torchcaps.data.files import DataError
 from torchcaps.data.notes import MOST_BAD, listed, say
-from torchcaps.data.pictures import SUFFIXES, find_pictures, is_hidden
 from torchcaps.data.splits import NONE, Part, doubts_of_columns
 from torchcaps.data.table import read_table
 from torchcaps.utils.checks import counted, nearest
@@ -22,23 +21,44 @@ FOLDERS: dict[str, Part] = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-EXPECTED_FOLDERS = "expected a folder with a folder of pictures for each class"
+# Folders of Synology and QNAP servers, of macOS, Windows and Linux.
+OF_SYSTEMS = (
+    *("@eaDir", "#recycle", "@Recycle", "@__thumb", "__MACOSX"),
+    *("$RECYCLE.BIN", "System Volume Information", "lost+found"),
+)
+RECIPES = ("own/images", "own/numbers", "own/arrays")  # whose runs lie in folders of these names
 FOLDER = "folder"  # value of `group`
-# Patterns for what names of pictures of one object share: all but the place of a tile, their last word, a letter behind
+# Patterns for what names of files of one object share: all but the place of a tile, their last word, a letter behind
 # a number, or a number behind another.
 STEMS = (r"(.+?)[ _-]?x\d+[ _-]?y\d+", r"(.+)[ _-]", r"(.*\d)[a-zA-Z]$", r"(.*\d)\D+\d+$")
 
 
-class PictureList(NamedTuple):
-    """Pictures that were found.
+class FileKind(NamedTuple):
+    """A kind of files.
 
     Fields:
-        classes: the class of each picture, by its path in the folder.
+        noun: what a file is called, such as "picture"; also the option of the table's column.
+        suffixes: endings of such files, in lower case.
+    """
+
+    noun: str
+    suffixes: tuple[str, ...]
+
+    @property
+    def expected_folders(self) -> str:
+        return f"expected a folder with a folder of {self.noun}s for each class"
+
+
+class FileList(NamedTuple):
+    """Files that were found.
+
+    Fields:
+        classes: the class of each file, by its path in the folder.
         parts: the part in whose folder it lies; empty if the folder has no folders of parts.
         groups: its group, such as a patient; empty if there are no groups.
-        others: paths of files that were not taken for pictures.
+        others: paths of files of another kind.
         beside: paths of what lies in no folder of a class, or in no row of the table.
-        doubts: lines about pictures that seem to belong together although there are no groups, or about classes that
+        doubts: lines about files that seem to belong together although there are no groups, or about classes that
             seem to be something else.
     """
 
@@ -50,19 +70,20 @@ class PictureList(NamedTuple):
     doubts: list[str]
 
 
-def pictures_in_folders(folder: Path, group: str | None = None) -> PictureList:
-    """Find the pictures of a folder that has a folder for each class, perhaps within folders of parts.
+def files_in_folders(folder: Path, kind: FileKind, group: str | None = None) -> FileList:
+    """Find the files of a folder that has a folder for each class, perhaps within folders of parts.
 
     Args:
         folder: the folder.
-        group: see `ImageFolder`.
+        kind: kind of the files.
+        group: see `OwnFiles`.
 
     Raises:
         DataError: there is no such folder, or its folders are no classes and parts.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: {EXPECTED_FOLDERS}")
-    places = _folders_of_parts(folder)
+        raise DataError(f"{folder} is not a folder: {kind.expected_folders}")
+    places = _folders_of_parts(folder, kind.noun)
 
     def inside(path: Path) -> str:
         return path.relative_to(folder).as_posix()
@@ -74,82 +95,86 @@ def pictures_in_folders(folder: Path, group: str | None = None) -> PictureList:
     empty: list[str] = []
     for place in places or [folder]:
         for home in _folders(place):
-            pictures, rest = find_pictures(home)
+            files, rest = find_files(home, kind.suffixes)
             others += map(inside, rest)
-            if not pictures:
+            if not files:
                 empty.append(inside(home))
-            for path in pictures:
+            for path in files:
                 classes[inside(path)] = home.name
                 in_class[inside(path)] = path.relative_to(home)
                 if places:
                     parts[inside(path)] = FOLDERS[place.name.lower()]
     if empty:
         raise DataError(
-            f"{folder}: there are no pictures in {listed(empty)}: expected files that end in {', '.join(SUFFIXES)}"
+            f"{folder}: there are no {kind.noun}s in {listed(empty)}: expected files that end in "
+            f"{', '.join(kind.suffixes)}"
         )
-    _check_classes(folder, classes, parts, [place.name for place in places])
+    _check_classes(folder, kind, classes, parts, [place.name for place in places])
     beside = [path for path in _folders(folder) if path not in places] if places else []
     for place in {folder, *places}:
-        beside += (path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+        beside += (path for path in place.iterdir() if path.suffix.lower() in kind.suffixes and path.is_file())
     left_out = sorted(inside(path) for path in beside if not path.name.startswith("."))
-    groups = _groups_of(in_class, group, folder)
+    groups = _groups_of(in_class, kind.noun, group, folder)
     doubts = _doubts_of_classes(folder, in_class, classes)
     if group is None:
-        doubts += _doubts(folder, in_class, classes, parts)
-    return PictureList(classes, parts, groups, others, left_out, doubts)
+        doubts += _doubts(folder, kind.noun, in_class, classes, parts)
+    return FileList(classes, parts, groups, others, left_out, doubts)
 
 
-def pictures_in_table(
+def files_in_table(
     folder: Path,
+    kind: FileKind,
     name: str,
-    picture: str,
+    file: str,
     label: str,
     columns: list[str] | None = None,
     group: str | None = None,
     skip_bad: bool = False,
-) -> PictureList:
-    """Find the pictures of a folder that a table names.
+) -> FileList:
+    """Find the files of a folder that a table names.
 
     Args:
-        folder: the folder; pictures may lie in further folders within it.
+        folder: the folder; files may lie in further folders within it.
+        kind: kind of the files.
         name: path of the table.
-        picture, label: names of its columns with the pictures and with their classes.
+        file, label: names of its columns with the files and with their classes.
         columns: names of all columns of a table without a header line; None if it has one.
-        group: see `ImageFolder`.
-        skip_bad: whether rows without a picture or a class are left out. Otherwise they are an error.
+        group: see `OwnFiles`.
+        skip_bad: whether rows without a file or a class are left out. Otherwise they are an error.
 
     Raises:
         DataError: the table cannot be used; the one line says which line of it and why.
     """
+    noun = kind.noun
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: expected the folder of the pictures that {name} names")
+        raise DataError(f"{folder} is not a folder: expected the folder of the {noun}s that {name} names")
     table = read_table(name, columns)
-    table.check_columns({"data.picture": picture, "data.label": label}, "--data.columns")
-    pictures, others = find_pictures(folder)
-    by_name = pictures_by_name(folder, pictures)
+    table.check_columns({f"data.{noun}": file, "data.label": label}, "--data.columns")
+    files, others = find_files(folder, kind.suffixes)
+    by_name = files_by_name(folder, files)
     classes: dict[str, str] = {}
-    lines: dict[str, int] = {}  # where each picture stands first
+    lines: dict[str, int] = {}  # where each file stands first
     rows: list[tuple[str, dict[str, str], int]] = []
     bad: list[str] = []
     for line, values in table.rows:
-        text, of_class = values[picture].strip(), values[label].strip()
+        text, of_class = values[file].strip(), values[label].strip()
         if not text or not of_class:
-            bad.append(f"line {line}: {picture if not text else label} is empty")
-        elif (path := picture_called(text, by_name, user_path(name).parent)) is None:
+            bad.append(f"line {line}: {file if not text else label} is empty")
+        elif (path := file_called(text, by_name, user_path(name).parent)) is None:
             several = {as_key(text), PurePath(as_key(text)).stem} & by_name.keys()
-            many = f"several pictures are called {text[:100]!r}: give the path in the folder"
-            bad.append(f"line {line}: {many if several else f'no picture is called {text[:100]!r}'}")
+            many = f"several {noun}s are called {text[:100]!r}: give the path in the folder"
+            bad.append(f"line {line}: {many if several else f'no {noun} is called {text[:100]!r}'}")
         elif classes.setdefault(key := path.relative_to(folder).as_posix(), of_class) != of_class:
             raise DataError(
                 f"{name} line {line}: {text} is {of_class!r}, and {classes[key]!r} in line {lines[key]}: give each "
-                "picture one class"
+                f"{noun} one class"
             )
         else:
             lines.setdefault(key, line)
             rows.append((key, values, line))
     if len(bad) == len(table.rows):
         raise DataError(
-            f"{name}: names no picture in {folder} by its column {picture!r} ({bad[0]}): set data.picture to the "
+            f"{name}: names no {noun} in {folder} by its column {file!r} ({bad[0]}): set data.{noun} to the "
             "column of the files, or data.folder to their folder"
         )
     if bad and not skip_bad:
@@ -158,14 +183,14 @@ def pictures_in_table(
         say(f"{name}: left out {counted(len(bad), 'row')}: {listed(bad, MOST_BAD)}")
     if len(set(classes.values())) < 2:
         raise DataError(
-            f"{name}: all pictures have the class {next(iter(classes.values()))!r} in column {label!r}: at least two "
+            f"{name}: all {noun}s have the class {next(iter(classes.values()))!r} in column {label!r}: at least two "
             "classes are needed"
         )
     if len(set(classes.values())) == len(classes):
         raise DataError(
-            f"{name}: every picture has another class in column {label!r}: set data.label to the column of the classes"
+            f"{name}: every {noun} has another class in column {label!r}: set data.label to the column of the classes"
         )
-    paths = (path.relative_to(folder).as_posix() for path in pictures)
+    paths = (path.relative_to(folder).as_posix() for path in files)
     beside = [path for path in paths if path not in classes]
     inside: dict[str, PurePath] = {path: PurePath(path) for path in classes}
     if group in table.columns:
@@ -173,25 +198,58 @@ def pictures_in_table(
         for key, values, line in rows:
             if groups.setdefault(key, values[group].strip()) != values[group].strip():
                 raise DataError(
-                    f"{name} line {line}: the picture {values[picture]} has another {group} in line {lines[key]}: give "
+                    f"{name} line {line}: the {noun} {values[file]} has another {group} in line {lines[key]}: give "
                     "it one"
                 )
         if empty := [f"line {lines[path]}" for path, value in groups.items() if not value]:
             raise DataError(f"{name} {listed(empty, MOST_BAD)}: {group} is empty: fill it in")
-        _check_groups(folder, groups, group)
+        _check_groups(folder, noun, groups, group)
     else:
-        groups = _groups_of(inside, group, folder, table.columns)
+        groups = _groups_of(inside, noun, group, folder, table.columns)
     doubts = []
     if group is None:
-        doubts = doubts_of_columns(table, picture, label) or _doubts(folder, inside, classes, {})
+        doubts = doubts_of_columns(table, file, label) or _doubts(folder, noun, inside, classes, {})
     table_file = user_path(name).resolve()
     rest = [path.relative_to(folder).as_posix() for path in others if path.resolve() != table_file]
-    return PictureList(classes, {}, groups, rest, beside, doubts)
+    return FileList(classes, {}, groups, rest, beside, doubts)
 
 
-def pictures_by_name(folder: Path, pictures: Sequence[Path]) -> dict[str, Path | None]:
-    """Return pictures by the names that a table may give them: the whole path, the path in the folder, the name of the
-    file, and both without the ending. A name that several pictures have leads to None."""
+def find_files(folder: Path, suffixes: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """Return the files with some endings in a folder and in those below it, and the other files. Links to folders are
+    followed, each folder once. What is hidden is left out.
+
+    Raises:
+        DataError: the path of such a file is not UTF-8, so that no table can name it.
+    """
+    found: list[Path] = []
+    others: list[Path] = []
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        folders.sort(key=lambda name: (os.path.islink(os.path.join(place, name)), name))  # links last: names stay
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            if path.is_file():
+                (found if path.suffix.lower() in suffixes else others).append(path)
+    for path in found:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{str(path)!r}: the name is not text in UTF-8: rename the file or its folder") from None
+    return sorted(found), sorted(others)
+
+
+def is_hidden(folder: str) -> bool:
+    """Return whether a folder of this name is one of a system: hidden, of a Synology or QNAP server, or of macOS."""
+    return folder.startswith(".") or folder in OF_SYSTEMS
+
+
+def files_by_name(folder: Path, files: Sequence[Path]) -> dict[str, Path | None]:
+    """Return files by the names that a table may give them: the whole path, the path in the folder, the name of the
+    file, and both without the ending. A name that several files have leads to None."""
     ways: list[Callable[[Path], str]] = [
         lambda path: os.path.abspath(path),
         lambda path: path.relative_to(folder).as_posix(),
@@ -202,15 +260,15 @@ def pictures_by_name(folder: Path, pictures: Sequence[Path]) -> dict[str, Path |
     by_name: dict[str, Path | None] = {}
     for way in ways:  # the first ones take precedence
         new: dict[str, Path | None] = {}
-        for path in pictures:
+        for path in files:
             name = as_key(way(path))
             new[name] = None if name in new else path
         by_name = new | by_name
     return by_name
 
 
-def picture_called(name: str, by_name: Mapping[str, Path | None], table: Path) -> Path | None:
-    """Return the one picture that a table means by a name, which may also be a path from the folder of the table, a
+def file_called(name: str, by_name: Mapping[str, Path | None], table: Path) -> Path | None:
+    """Return the one file that a table means by a name, which may also be a path from the folder of the table, a
     path on another machine, or have another ending; None if there is none."""
     key = as_key(name)
     if (path := by_name.get(key)) is not None:  # as most names are
@@ -220,18 +278,18 @@ def picture_called(name: str, by_name: Mapping[str, Path | None], table: Path) -
 
 
 def as_key(name: str) -> str:
-    """Return a name as `pictures_by_name` has it: separators may be those of Windows, and letters those of macOS."""
+    """Return a name as `files_by_name` has it: separators may be those of Windows, and letters those of macOS."""
     return unicodedata.normalize("NFC", PurePath(name.replace("\\", "/")).as_posix())
 
 
-def _folders_of_parts(folder: Path) -> list[Path]:
+def _folders_of_parts(folder: Path, noun: str) -> list[Path]:
     """Return the folders of parts: train, and perhaps val and test; none if the classes lie in the folder."""
     folders = [path for path in _folders(folder) if path.name.lower() in FOLDERS]
     by_part = Counter(FOLDERS[path.name.lower()] for path in folders)
     if folders and not by_part["train"]:
         raise DataError(
             f"{folder}: has {listed([path.name for path in folders])}, and no folder train: add one with the training "
-            "pictures, or rename the folder if it is a class"
+            f"{noun}s, or rename the folder if it is a class"
         )
     for part, count in by_part.items():
         if count > 1:
@@ -240,12 +298,14 @@ def _folders_of_parts(folder: Path) -> list[Path]:
 
 
 def _folders(place: Path) -> list[Path]:
-    """Return the folders in a place, without hidden ones and without runs of this recipe, which have figures."""
+    """Return the folders in a place, without hidden ones and without runs of such recipes, which have figures."""
     inside = (path for path in place.iterdir() if path.is_dir() and not is_hidden(path.name))
-    return sorted(path for path in inside if not (path / "own" / "images").is_dir())
+    return sorted(path for path in inside if not any((path / recipe).is_dir() for recipe in RECIPES))
 
 
-def _check_classes(folder: Path, classes: Mapping[str, str], parts: Mapping[str, Part], in_parts: list[str]) -> None:
+def _check_classes(
+    folder: Path, kind: FileKind, classes: Mapping[str, str], parts: Mapping[str, Part], in_parts: list[str]
+) -> None:
     """Check that there are two or more classes, all of them in training."""
     trained = {name for path, name in classes.items() if parts.get(path, "train") == "train"}
     if unknown := {name: path for path, name in classes.items() if name not in trained}:
@@ -255,8 +315,8 @@ def _check_classes(folder: Path, classes: Mapping[str, str], parts: Mapping[str,
     if len(trained) < 2:
         a_part = f"; {listed(in_parts)} was taken for a part: rename it if it is a class" if in_parts else ""
         raise DataError(
-            f"{folder}: has pictures of {counted(len(trained), 'class', 'classes')}, two or more are needed: "
-            f"{EXPECTED_FOLDERS}{a_part}{_hint_of_table(folder)}"
+            f"{folder}: has {kind.noun}s of {counted(len(trained), 'class', 'classes')}, two or more are needed: "
+            f"{kind.expected_folders}{a_part}{_hint_of_table(folder)}"
         )
 
 
@@ -266,15 +326,16 @@ def _hint_of_table(folder: Path) -> str:
 
 
 def _groups_of(
-    paths: Mapping[str, PurePath], group: str | None, folder: Path, columns: Sequence[str] = ()
+    paths: Mapping[str, PurePath], noun: str, group: str | None, folder: Path, columns: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Return the group of each picture.
+    """Return the group of each file.
 
     Args:
-        paths: paths in the folder of the class, by the paths in the folder of the pictures.
-        group: see `ImageFolder`; no column.
-        folder: folder of the pictures.
-        columns: columns of the table that names the pictures.
+        paths: paths in the folder of the class, by the paths in the folder of the files.
+        noun: what a file is called.
+        group: see `OwnFiles`; no column.
+        folder: folder of the files.
+        columns: columns of the table that names the files.
     """
     if group is None or group == NONE:
         return {}
@@ -298,12 +359,12 @@ def _groups_of(
     if alone := [path for path in paths if path not in groups]:
         say(f"{folder}: without a group, and so a group of its own: {listed(alone)}")
     groups |= {path: path for path in alone}
-    _check_groups(folder, groups, group)
+    _check_groups(folder, noun, groups, group)
     return groups
 
 
 def _group_of(inside: PurePath, group: str) -> str | None:
-    """Return the group of a picture by its path in the folder of its class: what the pattern's brackets match in the
+    """Return the group of a file by its path in the folder of its class: what the pattern's brackets match in the
     name without its ending, or the first folder."""
     if group == FOLDER:
         return inside.parts[0] if len(inside.parts) > 1 else None
@@ -311,17 +372,15 @@ def _group_of(inside: PurePath, group: str) -> str | None:
     return match and match[match.lastindex or 0]
 
 
-def _check_groups(folder: Path, groups: Mapping[str, str], group: str) -> None:
+def _check_groups(folder: Path, noun: str, groups: Mapping[str, str], group: str) -> None:
     if len(names := set(groups.values())) < 2:
-        raise DataError(
-            f"{folder}: by data.group {group!r} all pictures are of one group, {names.pop()!r}: set another"
-        )
+        raise DataError(f"{folder}: by data.group {group!r} all {noun}s are of one group, {names.pop()!r}: set another")
 
 
 def _doubts(
-    folder: Path, paths: Mapping[str, PurePath], classes: Mapping[str, str], parts: Mapping[str, Part]
+    folder: Path, noun: str, paths: Mapping[str, PurePath], classes: Mapping[str, str], parts: Mapping[str, Part]
 ) -> list[str]:
-    """Return a line if pictures of a class seem to show the same patients or objects, by their folders or names. If
+    """Return a line if files of a class seem to show the same patients or objects, by their folders or names. If
     there are folders of parts, these must have some in common."""
     for group in (FOLDER, *STEMS):
         members: dict[tuple[str, str], list[str]] = {}
@@ -329,7 +388,7 @@ def _doubts(
             if group_name := _group_of(inside, group):
                 members.setdefault((classes[path], group_name), []).append(path)
         several = {key: of_group for key, of_group in members.items() if len(of_group) > 1}
-        # A class with one such folder or stem has a name for all of its pictures.
+        # A class with one such folder or stem has a name for all of its files.
         named = 2 * len({name for name, _ in several}) > len(several)
         if len(several) < 3 or named or 2 * sum(map(len, several.values())) < len(paths):
             continue
@@ -338,7 +397,7 @@ def _doubts(
             return []
         count = len({group_name for _, group_name in members})
         return [
-            f"{folder}: pictures seem to belong together, such as {listed([crossing[0][0], crossing[0][-1]])}: if they "
+            f"{folder}: {noun}s seem to belong together, such as {listed([crossing[0][0], crossing[0][-1]])}: if they "
             "show one patient or object, validation and test show what was trained on: give --data.group "
             f"{shlex.quote(group)}, which makes {count:,} groups, or a coarser pattern, or --data.group {NONE} if not"
         ]
