@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcaps.data.files import DataError
 from torchcaps.utils.arguments import checked
-from torchcaps.utils.checks import nearest, one_line, printable
+from torchcaps.utils.checks import counted, nearest, one_line, printable
 
 Layout = Literal["L", "CL", "LC", "HW", "CHW", "HWC", "DHW", "CDHW", "DHWC"]
 
@@ -43,7 +43,7 @@ def read_array(path: Path, layout: Layout, key: str | None = None, size: Sequenc
         check_layout(path, shape, layout)
         array: np.ndarray = npy.read_array(file, allow_pickle=False)
     if not -LARGEST <= array.min() <= array.max() <= LARGEST:  # NaN is neither
-        raise _refusal(path, f"it has values that are NaN, infinite or beyond {LARGEST:g}", "replace them")
+        raise unreadable(path, f"it has values that are NaN, infinite or beyond {LARGEST:g}", "replace them")
     array = np.moveaxis(array, layout.index("C"), 0) if "C" in layout else array[None]
     for dim, length in enumerate(size or (), 1):
         start = max(0, array.shape[dim] - length) // 2
@@ -58,11 +58,22 @@ def read_shape(path: Path, key: str | None = None) -> tuple[int, ...]:
         return shape
 
 
+def unreadable(path: Path, reason: str, advice: str) -> DataError:
+    """Return the error about a file that is no array, or not one that is needed."""
+    return DataError(f"{path} is not an array that can be read ({reason}): {advice}")
+
+
 def check_layout(path: Path, shape: Sequence[int], layout: Layout) -> None:
     """Raise DataError if an array of a shape has not as many dimensions as a layout."""
     if len(shape) != len(layout):
-        reason = f"its shape is {by(shape)}, and data.layout {layout} has {len(layout)} letters"
-        raise _refusal(path, reason, "give arrays of one layout")
+        reason = f"its shape is {by(shape)}, and data.layout {layout} has {counted(len(layout), 'letter')}"
+        raise unreadable(path, reason, "give arrays of one layout")
+
+
+def in_layout(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    """Return the number of channels, and then the size, of an array in a file, by its shape and its layout."""
+    place = layout.find("C")
+    return (1, *shape) if place < 0 else (shape[place], *shape[:place], *shape[place + 1 :])
 
 
 def by(shape: Sequence[int]) -> str:
@@ -89,12 +100,12 @@ def moments_of(array: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
 
 def mean_and_deviation(moments: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> tuple[list[float], list[float]]:
     """Return the mean and the standard deviation of each channel in arrays, given the `moments_of` each. A channel that
-    never changes has the deviation 1."""
+    never changes has the deviation 0, without rounding errors."""
     counts, all_means, variances = (np.array(column, np.float64) for column in zip(*moments, strict=True))
     shares = (counts / counts.sum())[:, None]
     means = (shares * all_means).sum(0)
     deviations = np.sqrt((shares * (variances + (all_means - means) ** 2)).sum(0))
-    return means.tolist(), np.where(deviations > STEADY * np.abs(means), deviations, 1.0).tolist()
+    return means.tolist(), np.where(deviations > STEADY * np.abs(means), deviations, 0.0).tolist()
 
 
 @contextmanager
@@ -111,31 +122,35 @@ def _opened(path: Path, key: str | None) -> Iterator[tuple[IO[bytes], tuple[int,
             version = npy.read_magic(file)  # 3.0 is for names of columns alone
             shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
             if dtype.kind not in "biuf" or dtype.itemsize > 8:
-                raise _refusal(path, f"its values are of type {dtype.name}", "save bool, int or float numbers")
+                raise unreadable(
+                    path, f"its values are of type {dtype.name}", "save bool, int or float numbers of at most 64 bits"
+                )
             if 0 in shape:
-                raise _refusal(path, f"its shape is {by(shape)}: it is empty", "remove it")
+                raise unreadable(path, f"its shape is {by(shape)}: it is empty", "remove it")
             if math.prod(shape) > MOST_VALUES:
                 count = f"its shape is {by(shape)}: more than {MOST_VALUES:,} values"
-                raise _refusal(path, count, "cut it into smaller arrays")
+                raise unreadable(path, count, "cut it into smaller arrays")
             file.seek(0)
             yield file, shape
     except Exception as error:  # damaged bytes make NumPy and zipfile raise errors of many types
         if isinstance(error, MemoryError | DataError):
             raise
-        advice = "make it readable" if isinstance(error, PermissionError) else "write it again with numpy.save"
-        raise _refusal(path, one_line(error), advice) from None
+        advice = (
+            "make it readable"
+            if isinstance(error, PermissionError)
+            else "write it again with numpy.save or numpy.savez"
+        )
+        raise unreadable(path, one_line(error), advice) from None
 
 
 def _member(path: Path, archive: zipfile.ZipFile, key: str | None) -> IO[bytes]:
     names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
     if key is None and len(names) != 1:
-        raise _refusal(
+        raise unreadable(
             path, f"it has {len(names)} arrays: {printable(', '.join(names))[:200]}", "set data.key to one of them"
         )
     if key is not None and key not in names:
-        raise _refusal(path, f"it has no array {key!r}{nearest(key, names)}", "set data.key to one that each file has")
+        raise unreadable(
+            path, f"it has no array {key!r}{nearest(key, names)}", "set data.key to one that each file has"
+        )
     return archive.open(f"{key or names[0]}.npy")
-
-
-def _refusal(path: Path, reason: str, advice: str) -> DataError:
-    return DataError(f"{path} is not an array that can be read ({reason}): {advice}")
