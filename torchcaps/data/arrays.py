@@ -42,7 +42,7 @@ def read_array(path: Path, layout: Layout, key: str | None = None, size: Sequenc
     with _opened(path, key) as (file, shape):
         check_layout(path, shape, layout)
         array: np.ndarray = npy.read_array(file, allow_pickle=False)
-    if not -LARGEST <= array.min() <= array.max() <= LARGEST:  # NaN is neither
+    if not -LARGEST <= float(array.min()) <= float(array.max()) <= LARGEST:  # NaN is neither
         raise unreadable(path, f"it has values that are NaN, infinite or beyond {LARGEST:g}", "replace them")
     array = np.moveaxis(array, layout.index("C"), 0) if "C" in layout else array[None]
     for dim, length in enumerate(size or (), 1):
