@@ -301,15 +301,17 @@ def recipe_parser(logs: bool) -> ArgumentParser:
 
 
 def _check_kind(network: Namespace, data: Namespace) -> None:
-    """Check that a network of ours that reads texts, or pictures, has such data."""
+    """Check that a network of ours reads what the data has: texts, pictures, or arrays, which may be pictures too."""
     if not network.class_path.startswith("torchcaps."):
         return
     reads_texts = "layers" in network.init_args and "width" in network.init_args
-    has_texts = "size" not in data
-    if reads_texts != has_texts:
-        kind, other = ("texts", "pictures") if reads_texts else ("pictures", "texts")
+    reads = ["texts"] if reads_texts else ["pictures", "arrays"] if "dims" in network.init_args else ["pictures"]
+    has = "arrays" if "layout" in data else "pictures" if "size" in data else "texts"
+    if has not in reads:
         name = network.class_path.rpartition(".")[2]
-        raise ValueError(f"{name} is a network of {kind}, and the data has {other}: choose another --model")
+        raise ValueError(
+            f"{name} is a network of {' and '.join(reads)}, and the data has {has}: choose another --model"
+        )
 
 
 def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tuple[LabeledData, nn.Module]:
