@@ -145,9 +145,9 @@ class Target(NamedTuple):
         """Return the number of samples with each class or label."""
         return Counter(name for label in labels for name in self.names_of(label))
 
-    def names(self, labels: Iterable[Label], in_order: Callable[[set[str]], list[str]]) -> list[str]:
+    def names(self, labels: Iterable[Label], in_order: Callable[[list[str]], list[str]]) -> list[str]:
         """Return the names of the classes, labels or numbers: the columns, or what the labels have, in an order."""
-        return in_order(set(self.counts(labels))) if self.wanted else self.columns
+        return in_order([*self.counts(labels)]) if self.wanted else self.columns
 
     def split(
         self, keys: Sequence[str], labels: Sequence[Label], groups: Sequence[str] | None, shares: Mapping[Part, float]
