@@ -23,7 +23,9 @@ SHAPES = {  # shape of the poses, given pose_dims, true dimensions of a pose
     "vectors on a line": ((2, 3, 4, 5), 1, 1),
     "matrices on a line": ((2, 3, 4, 5, 6), 2, 2),
     "vectors on a grid": ((2, 3, 4, 5, 6), None, 1),
-    "matrices on a grid": ((2, 3, 4, 5, 6, 7), None, 2),
+    "matrices on a grid": ((2, 3, 4, 5, 6, 7), 2, 2),
+    "vectors in a volume": ((2, 3, 4, 5, 6, 7), 1, 1),
+    "matrices in a volume": ((2, 3, 2, 3, 2, 3, 4), None, 2),
 }
 shapes = pytest.mark.parametrize(("shape", "given", "dims"), SHAPES.values(), ids=SHAPES)
 
@@ -84,12 +86,24 @@ def test_to(shape, given, dims):
             Capsules(capsules.poses, absent.isfinite().long()).to(torch.float64)
 
 
-def test_four_dimensions_alone_say_nothing():
-    capsules = Capsules(torch.randn(2, 4, 100, 8))
+@pytest.mark.parametrize(
+    ("shape", "matrices", "vectors"),
+    [
+        ((2, 4, 10, 8), "batch, capsules, rows, features", "batch, types, length, features"),
+        (
+            (2, 4, 3, 5, 2, 8),
+            "batch, types, height, width, rows, features",
+            "batch, types, depth, height, width, features",
+        ),
+    ],
+)
+def test_four_and_six_dimensions_alone_say_nothing(shape, matrices, vectors):
+    capsules = Capsules(torch.randn(shape))
+    says = rf"matrices \({matrices}\) or vectors \({vectors}\): give Capsules pose_dims=2 or pose_dims=1$"
     for use in (lambda: capsules.activations, capsules.flatten_grid):
-        with pytest.raises(ValueError, match=r"\(2, 4, 100, 8\).* matrices .* vectors .* pose_dims=2 or pose_dims=1"):
+        with pytest.raises(ValueError, match=says):
             use()
-    assert capsules._replace(scores=torch.zeros(2, 4, 100)).activations.shape == (2, 4, 100)
+    assert capsules._replace(scores=torch.zeros(shape[:-1])).activations.shape == shape[:-1]
 
 
 @pytest.mark.parametrize("pose", [6, (2, 3)])

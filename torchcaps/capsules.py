@@ -15,16 +15,17 @@ class Capsules(NamedTuple):
     """Capsules of one layer: poses, and the other results of their routing.
 
     Fields:
-        poses: `(batch, capsules, *pose)`, or on a grid `(batch, types, height, width, *pose)`, or on a line `(batch,
-            types, length, *pose)`; a pose is `(features,)` (a vector) or `(rows, features)` (a matrix).
+        poses: `(batch, capsules, *pose)`; on a line `(batch, types, length, *pose)`, on a grid `(batch, types, height,
+            width, *pose)`, in a volume `(batch, types, depth, height, width, *pose)`; a pose is `(features,)` (a
+            vector) or `(rows, features)` (a matrix).
         scores: how present each capsule is, as a logit from -inf (padding) to inf, in the shape of `poses` without the
             pose; None if the algorithm has no scores. As input of a layer they may also be a bool mask: True for a
             capsule, False for padding. A `key_padding_mask` of PyTorch is the opposite: give `~mask`.
         variances: variances of the votes for each pose, like `poses`, if the routing has a Gaussian model; else None.
         coefficients: routing coefficients between children and these capsules, if they were requested; else None.
         pose_dims: number of dimensions of a pose, 1 or 2, which layers give where the shape of the poses does not say
-            it. None: 1 if `poses` has 3 or 5 dimensions, 2 if it has 6, and unknown if it has 4, which may be matrices
-            or vectors on a line.
+            it. None: 1 if `poses` has 3 or 5 dimensions, 2 if it has 7, and unknown if it has 4 or 6: matrices, or
+            vectors with one place dimension more.
     """
 
     poses: Tensor
@@ -73,14 +74,19 @@ class Capsules(NamedTuple):
             raise ValueError(f"pose_dims must be 1 (vectors), 2 (matrices) or None, got {shown(self.pose_dims)}")
         if not isinstance(self.poses, Tensor) or not self.poses.is_floating_point() or self.poses.dim() < 3:
             raise TypeError(f"poses must be a tensor (batch, capsules, *pose) of numbers, got {shown(self.poses)}")
-        if self.pose_dims is None and self.poses.dim() == 4:
+        if self.pose_dims is None and self.poses.dim() in (4, 6):
+            of_matrices, of_vectors = (
+                ("capsules", "types, length")
+                if self.poses.dim() == 4
+                else ("types, height, width", "types, depth, height, width")
+            )
             raise ValueError(
-                f"poses {tuple(self.poses.shape)} may be matrices (batch, capsules, rows, features) or vectors (batch, "
-                "types, length, features): give Capsules pose_dims=2 or pose_dims=1"
+                f"poses {tuple(self.poses.shape)} may be matrices (batch, {of_matrices}, rows, features) or vectors "
+                f"(batch, {of_vectors}, features): give Capsules pose_dims=2 or pose_dims=1"
             )
         if self.pose_dims == 2 and self.poses.dim() == 3:
             raise ValueError(f"poses of 2 dimensions are (batch, capsules, rows, features), got {shown(self.poses)}")
-        return self.pose_dims or (2 if self.poses.dim() == 6 else 1)
+        return self.pose_dims or (2 if self.poses.dim() == 7 else 1)
 
 
 class Prediction(NamedTuple):

@@ -28,7 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser, nargs="+")
     parser.add_argument("--figures", help="folder for index.html and the figures (default: beside the checkpoint)")
     parser.add_argument(
-        "--image", nargs="+", type=Path, metavar="FILE", help="show these pictures, not test images, as examples"
+        "--image",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="show these pictures or arrays, not those of the test, as examples",
     )
     parser.add_argument(
         "--samples", type=int, default=SAMPLES, metavar="N", help=f"number of test samples (default: {SAMPLES})"
@@ -92,19 +96,20 @@ def _checkpoints(runs: "list[Run]") -> "list[tuple[str, Run]]":
 
 
 def _samples(options: argparse.Namespace, training: "Training") -> "Samples":
-    from torchcaps.data import ImageData, TextData
+    from torchcaps.data import TextData
+    from torchcaps.data.images import FileData
     from torchcaps.explain.page import image_samples, picture_samples, text_samples
 
     data = training.datamodule
     if options.image:
-        if not isinstance(data, ImageData):
-            raise ValueError(f"--image is for networks of images, and {type(data).__name__} has none")
+        if not isinstance(data, FileData):
+            raise ValueError(f"--image is for networks of images and arrays, and {type(data).__name__} has none")
         return picture_samples(data, options.image)
-    if isinstance(data, ImageData):
+    if isinstance(data, FileData):
         return image_samples(data, options.samples)
     if isinstance(data, TextData):
         return text_samples(data, options.samples)
-    raise ValueError(f"there are pages about networks of images and of texts, and {type(data).__name__} has neither")
+    raise ValueError(f"there are pages about networks of images, arrays and texts, and {type(data).__name__} has none")
 
 
 def _report(

@@ -83,10 +83,13 @@ def _check_folder(out: Path) -> None:
 
 
 def _file(options: argparse.Namespace, run: "Run", out: Path) -> None:
+    from torchcaps.data import ArrayFolder
     from torchcaps.deploy import export
 
     about = {name: value for name, value in run.facts.items() if name not in ("names", "temperature")}
     facts = {"classes": run.names, **about}
+    if isinstance(data := run.data(), ArrayFolder):
+        facts["preparation"] = data.form._asdict()  # which makes an input of an array
     if run.temperature is not None:
         facts["temperature"] = run.temperature
     difference = export(run.network(), _example(run), out, options.to, options.decoder, facts)
@@ -107,11 +110,11 @@ def _example(run: "Run") -> "Tensor | tuple[Tensor, ...]":
     """Return random inputs of the network, five samples; for texts embeddings and a mask, with padding."""
     import torch
 
-    from torchcaps.data import ImageData
+    from torchcaps.data.images import FileData
 
     noise = torch.Generator().manual_seed(0)
     data = run.data()
-    if isinstance(data, ImageData):
+    if isinstance(data, FileData):
         return torch.rand(5, *data.shape, generator=noise)
     network: Any = run.network()
     if not hasattr(network, "layers") or not hasattr(network, "width"):

@@ -1,4 +1,4 @@
-"""Predict the classes of pictures or texts with a trained network."""
+"""Predict the classes, labels or numbers of pictures, arrays or texts with a trained network."""
 
 import argparse
 import csv
@@ -22,6 +22,7 @@ from torchcaps.utils.files import CSVLines, make_folder, name_file_in_errors, us
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from torchcaps.data.file_lists import FileKind
     from torchcaps.runs import Run
 
 TABLES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json")
@@ -29,7 +30,7 @@ STANDARD_INPUT = "-"
 
 
 class Sample(NamedTuple):
-    """A sample: what names it in the output, and the path of its picture or its text."""
+    """A sample: what names it in the output, and the path of its file or its text."""
 
     name: str
     value: str
@@ -42,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths",
         nargs="+",
         metavar="PATH",
-        help="pictures, folders of pictures, or tables (.csv, .tsv, .jsonl) with a column `file`; for a network of "
-        "texts: tables, or files with a text in each line; - for standard input, with a path or a text in each line",
+        help="pictures or arrays, folders of them, or tables (.csv, .tsv, .jsonl) with a column `file`; for a network "
+        "of texts: tables, or files with a text in each line; - for standard input, with a path or a text in each line",
     )
     add_checkpoint(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="CSV file to write (default: standard output)")
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch_size", type=positive_int, default=64, metavar="N", help="samples in a batch (default: 64)"
     )
-    parser.add_argument("--skip_bad", action="store_true", help="leave out pictures that cannot be read")
+    parser.add_argument("--skip_bad", action="store_true", help="leave out files that cannot be read")
     parser.add_argument(
         "--part",
         metavar="K/N",
@@ -66,30 +67,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "all (default: all samples; under torchrun, a part for each process)",
     )
     parser.epilog = (
-        "Each row has the sample, the likeliest class, its probability, and P(class) for each class. With --out, a "
+        "Each row has the sample, the likeliest class, its probability, and P(class) for each class; where a sample "
+        "has several labels, those that are likely enough, and P(label) for each; or the numbers. With --out, a "
         "prediction that was interrupted goes on where it stopped when the same command runs again."
     )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write a row for each sample: its name, the likeliest class, and the probability of each class."""
+    """Write a row for each sample: its name, and what is predicted of it."""
     if options.out and options.out.is_dir():
         raise ValueError(f"--out {options.out} is a folder: give the path of a .csv file")
     part, parts = _part(options)
     trained = find_run(options)
     with _name_skip_bad_in_errors():
-        if trained.values["model"].get("labels_per_image", 1) != 1:
-            raise ValueError("predictions are of one class for each sample, and this network was trained for several")
+        if trained.values["model"].get("labels_per_image", 1) not in (1, None):
+            raise ValueError("predictions are of one class, or of any number of labels, and this network names several")
         samples = list(_samples(options, trained))
         if not samples:
             raise ValueError(f"there is nothing to predict in {' '.join(options.paths)}")
-        calibrated = f"temperature {trained.temperature:.3g}" if trained.temperature else "probabilities not calibrated"
+        about = f", {_about_probabilities(trained)}" if trained.target != "numbers" else ""
         parts = min(parts, len(samples))
         if part > parts:
             print(f"torchcaps: no sample is left for part {part}: {counted(len(samples), 'sample')}", file=sys.stderr)
             return
         share = f", part {part} of {parts}" * (parts > 1)
-        print(f"torchcaps: {counted(len(samples), 'sample')}{share}, {trained.path}, {calibrated}", file=sys.stderr)
+        print(f"torchcaps: {counted(len(samples), 'sample')}{share}, {trained.path}{about}", file=sys.stderr)
         skipped: list[str] | None = [] if options.skip_bad else None
         if options.out is None:
             writer = csv.writer(CSVLines(sys.stdout))
@@ -127,67 +129,68 @@ def _part(options: argparse.Namespace) -> tuple[int, int]:
 
 @contextmanager
 def _name_skip_bad_in_errors() -> Iterator[None]:
-    """Within this context, an error about a picture names --skip_bad, by which such files are left out."""
+    """Within this context, an error about a file names --skip_bad, by which such files are left out."""
     from torchcaps.data import DataError
 
     try:
         yield
     except DataError as error:
-        hint = ", or leave such files out by --skip_bad" if "is not a picture" in str(error) else ""
+        hint = ", or leave such files out by --skip_bad" if "that can be read" in str(error) else ""
         raise DataError(f"{error}{hint}") from error
 
 
 def _samples(options: argparse.Namespace, trained: "Run") -> Iterator[Sample]:
     """Yield the samples that were asked for."""
-    from torchcaps.data import ImageData, TextData
+    from torchcaps.data import TextData
+    from torchcaps.data.images import FileData
 
-    if isinstance(trained.data(), TextData):
+    data = trained.data()
+    if isinstance(data, TextData):
         if options.columns and STANDARD_INPUT in options.paths:
             raise ValueError("--columns is for tables, and - has a text in each line: give the path of the table")
-        column = options.column or getattr(trained.data(), "text", "text")
+        column = options.column or getattr(data, "text", "text")
         for path in options.paths:
             yield from _texts(path, column, options.columns)
-    elif isinstance(trained.data(), ImageData):
+    elif isinstance(data, FileData):
         for path in options.paths:
-            column = options.column or getattr(trained.data(), "file_column", "file")
-            yield from _pictures(path, column, options.columns, options.skip_bad)
+            column = options.column or getattr(data, "file_column", "file")
+            yield from _files(path, data.kind, column, options.columns, options.skip_bad)
     else:
-        raise ValueError(f"predictions are for pictures and texts, and {type(trained.data()).__name__} has neither")
+        raise ValueError(f"predictions are for pictures, arrays and texts, and {type(data).__name__} has none")
 
 
-def _pictures(source: str, column: str, columns: list[str] | None = None, skip_bad: bool = False) -> Iterator[Sample]:
+def _files(
+    source: str, kind: "FileKind", column: str, columns: list[str] | None = None, skip_bad: bool = False
+) -> Iterator[Sample]:
     from torchcaps.data.file_lists import find_files
-    from torchcaps.data.pictures import SUFFIXES
 
     path = user_path(source)
     if source == STANDARD_INPUT:
         files = [line.strip() for line in sys.stdin if line.strip()]
     elif os.path.isdir(path):
-        files = [str(file) for file in find_files(path, SUFFIXES)[0]]
+        files = [str(file) for file in find_files(path, kind.suffixes)[0]]
         if not files:
-            raise ValueError(f"{source}: has no pictures: expected files that end in {', '.join(SUFFIXES)}")
+            raise ValueError(f"{source}: has no {kind.noun}s: expected files that end in {', '.join(kind.suffixes)}")
     elif columns and path.suffix.lower() not in TABLES:
         raise ValueError(f"--columns is for tables, and {source} is none: leave it out")
     elif path.suffix.lower() in TABLES:
-        files = _named(path.parent, _column(source, column, columns))
+        files = _named(path.parent, kind, _column(source, column, columns))
     else:
         files = [source]
     for file in files:
         # False for any text, where `Path.is_file` refuses long ones. What cannot be read is left out later.
         if not os.path.isfile(user_path(file)) and not (skip_bad and path.suffix.lower() in TABLES):
             shown = file if len(file) <= 300 else f"{file[:300]}..."
-            advice = "give the paths of pictures, or of folders or tables of them"
+            advice = f"give the paths of {kind.noun}s, or of folders or tables of them"
             if path.suffix.lower() in TABLES:
                 advice = f"names in a table are looked for in its folder, {path.parent}"
             raise ValueError(f"there is no file {shown}: {advice}")
         yield Sample(file, str(user_path(file)))
 
 
-def _named(folder: Path, names: list[str]) -> list[str]:
-    """Return the paths of the pictures that a table in a folder names: by paths from there, or as a training reads
-    them."""
+def _named(folder: Path, kind: "FileKind", names: list[str]) -> list[str]:
+    """Return the paths of the files that a table in a folder names: from there, or as a training finds them."""
     from torchcaps.data.file_lists import file_called, files_by_name, find_files
-    from torchcaps.data.pictures import SUFFIXES
 
     paths: list[str] = []
     by_name: dict[str, Path | None] | None = None
@@ -195,7 +198,7 @@ def _named(folder: Path, names: list[str]) -> list[str]:
         path = folder / user_path(name)
         if not os.path.isfile(path):
             if by_name is None:
-                by_name = files_by_name(folder, find_files(folder, SUFFIXES)[0])
+                by_name = files_by_name(folder, find_files(folder, kind.suffixes)[0])
             path = file_called(name, by_name, folder) or path
         paths.append(str(path))
     return paths
@@ -237,7 +240,30 @@ def _header(trained: "Run") -> list[str]:
     from torchcaps.data import TextData
 
     kind = "text" if isinstance(trained.data(), TextData) else "file"
-    return [kind, "prediction", "probability", *(f"P({name})" for name in trained.names)]
+    if trained.target == "numbers":
+        return [kind, *trained.names]
+    likeliest = ["prediction", "probability"] if trained.target == "class" else ["prediction"]
+    return [kind, *likeliest, *(f"P({name})" for name in trained.names)]
+
+
+def _about_probabilities(trained: "Run") -> str:
+    """Return what the training has chosen on its validation set."""
+    if trained.target == "labels":
+        return "thresholds of the run" if trained.checkpoint.thresholds else "threshold 0.5 for each label"
+    return f"temperature {trained.temperature:.3g}" if trained.temperature else "probabilities not calibrated"
+
+
+def _cells(trained: "Run", values: "Tensor") -> list[str]:
+    """Return what the table has of a sample: its numbers, or what is likely, and probabilities."""
+    if trained.target == "numbers":
+        return [f"{value:.6g}" for value in values.tolist()]
+    probabilities = [f"{value:.6f}" for value in values.tolist()]
+    if trained.target == "labels":
+        likely = (values > trained.thresholds).nonzero().squeeze(1).tolist()
+        separator = getattr(trained.data(), "separator", None) or "|"
+        return [separator.join(trained.names[k] for k in likely), *probabilities]
+    likeliest = int(values.argmax())
+    return [trained.names[likeliest], probabilities[likeliest], *probabilities]
 
 
 def _rows(
@@ -257,12 +283,7 @@ def _rows(
     with progress_bar() as progress:
         bar = progress.add_task("predicting", total=len(samples))
         for index, row in predictions:
-            likeliest = int(row.argmax())
-            yield [
-                samples[index].name,
-                trained.names[likeliest],
-                *(f"{probability:.6f}" for probability in (float(row[likeliest]), *row.tolist())),
-            ]
+            yield [samples[index].name, *_cells(trained, row)]
             progress.update(bar, completed=index + 1)
 
 

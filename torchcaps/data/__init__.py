@@ -7,6 +7,7 @@ TYPE_CHECKING = False  # the name that type checkers know
 if TYPE_CHECKING:
     from torchcaps.data.affine_mnist import AffineMNIST
     from torchcaps.data.affnist import AffNIST
+    from torchcaps.data.array_folder import ArrayFolder
     from torchcaps.data.cifar import CIFAR10, CIFAR100
     from torchcaps.data.cluttered import ClutteredDigits
     from torchcaps.data.digits import Digits
@@ -40,6 +41,7 @@ __all__ = [
     "SVHN",
     "AffNIST",
     "AffineMNIST",
+    "ArrayFolder",
     "ClutteredDigits",
     "DataError",
     "Digits",

@@ -8,14 +8,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from torchcaps.data.copies import near_copies
-from torchcaps.data.file_lists import FileKind
 from torchcaps.data.files import DataError
 from torchcaps.data.images import ImageData, PictureSet, color_jitter
 from torchcaps.data.notes import listed, say
 from torchcaps.data.order import evenly_chosen
 from torchcaps.data.own_files import OwnFiles
 from torchcaps.data.pictures import (
-    SUFFIXES,
     Fit,
     Header,
     Reading,
@@ -33,7 +31,6 @@ from torchcaps.utils.checks import counted
 
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 
-PICTURES = FileKind("picture", SUFFIXES)
 JITTER = 0.2  # strength of the augmentation "color"
 MOST_PIXELS = 64  # side of images if none is given
 MOST_PAIRS = 3 * 10**8  # of pictures that are compared for near copies, which takes some ten seconds
@@ -71,7 +68,6 @@ class ImageFolder(OwnFiles, ImageData):
     """
 
     padding = "replicate"
-    kind = PICTURES
 
     @checked
     def __init__(

@@ -1,6 +1,5 @@
-"""Base of the labeled image sets, in memory or on disk: splits, batches, augmentation."""
+"""Base of the labeled image sets, in memory or on disk: splits, batches, augmentation; and what arrays have of it."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
+from torchcaps.data.file_lists import FileKind
 from torchcaps.data.files import DataError
 from torchcaps.data.labeled import STAGES, Batch, LabeledData, LabeledSet
 from torchcaps.data.notes import together
-from torchcaps.data.pictures import Fit, Window, in_threads, read_picture
+from torchcaps.data.pictures import SUFFIXES, Fit, Window, in_threads, read_picture
 from torchcaps.data.stratified import stratified_split
 from torchcaps.utils.arguments import Count, CountOrZero, Range, check_input, checked
 from torchcaps.utils.checks import check_choice, counted
@@ -36,7 +36,8 @@ def color_jitter(strength: float) -> Callable[[Tensor], Tensor]:
 
 
 class ImageSet(LabeledSet):
-    """Images (n, c, h, w) uint8 and labels (n,) int64, both in memory. Batches have float32 images in [0, 1]."""
+    """Images (n, c, h, w) uint8 and labels (n,) int64, both in memory. Batches have float32 images in [0, 1]. Inputs
+    that are floats already, of any shape, stay as they are."""
 
     @checked
     def __init__(self, images: Tensor, labels: Tensor) -> None:
@@ -60,47 +61,108 @@ class ImageSet(LabeledSet):
 
 
 @dataclass(frozen=True, eq=False)
-class PictureSet(LabeledSet):
-    """Labeled pictures that are read from their files when a batch needs them, see `read_picture`.
+class FileSet(LabeledSet):
+    """Labeled inputs of one shape that are read from their files when a batch needs them. A subclass defines `read`.
 
     Args:
         folder: folder with the files.
         names: paths of the files in it, an array (n,).
         labels: labels (n,) int64.
-        shape: channels, height and width of an image.
-        fit: how a picture gets this shape.
-        window: numbers that are black and white in pictures of more than 8 bits per pixel.
     """
 
     folder: Path
     names: np.ndarray
     labels: Tensor
-    shape: tuple[int, int, int]
-    fit: Fit
-    window: Window | None = None
+
+    def read(self, path: Path) -> Tensor:
+        """Read the input in a file."""
+        raise NotImplementedError
 
     def __getitems__(self, indices: list[int] | Tensor) -> Batch:
-        images = [self._read(self.folder / self.names[index]) for index in indices]
-        return torch.stack(images), self.labels[indices]
+        return torch.stack([self.read(self.folder / self.names[index]) for index in indices]), self.labels[indices]
 
     def subset(self, indices: np.ndarray) -> Self:
         return replace(self, names=self.names[indices], labels=self.labels[indices])
 
     def on(self, device: torch.device) -> LabeledSet:
-        """Return the pictures as an `ImageSet` on a device, read once, or as they are if its memory is too small."""
-        if len(self) * math.prod(self.shape) > free_bytes(device) / 2:
-            return self
+        """Return the inputs as an `ImageSet` on a device, read once, or as they are if its memory is too small."""
         paths = [self.folder / name for name in self.names]
-        images = torch.empty(len(self), *self.shape, dtype=torch.uint8)
-        for place, image in enumerate(in_threads(self._read, paths, f"reading {counted(len(paths), 'picture')}")):
-            images[place] = image
-        return ImageSet(images.to(device), self.labels.to(device))
+        first = self.read(paths[0])
+        if len(self) * first.nbytes > free_bytes(device) / 2:
+            return self
+        inputs = first.new_empty(len(self), *first.shape)
+        for place, each in enumerate(in_threads(self.read, paths, f"reading {counted(len(paths), 'file')}")):
+            inputs[place] = each
+        return ImageSet(inputs.to(device), self.labels.to(device))
 
-    def _read(self, file: Path) -> Tensor:
-        return read_picture(file, self.shape, self.fit, self.window)
+
+@dataclass(frozen=True, eq=False)
+class PictureSet(FileSet):
+    """Labeled pictures, see `FileSet` and `read_picture`.
+
+    Args:
+        shape: channels, height and width of an image.
+        fit: how a picture gets this shape.
+        window: numbers that are black and white in pictures of more than 8 bits per pixel.
+    """
+
+    shape: tuple[int, int, int]
+    fit: Fit
+    window: Window | None = None
+
+    def read(self, path: Path) -> Tensor:
+        return read_picture(path, self.shape, self.fit, self.window)
 
 
-class ImageData(LabeledData):
+class FileData(LabeledData):
+    """Base of data whose inputs are tensors of one shape, `(channels, *size)`, which files may hold: images and arrays.
+
+    A subclass sets `shape` and `kind`, the kind of such files, and defines `picture` and `center`.
+    """
+
+    shape: tuple[int, ...]
+    kind: FileKind
+
+    def picture(self, path: Path) -> Tensor:
+        """Read a file; `center` makes a network's input of it."""
+        raise NotImplementedError
+
+    def center(self, images: Tensor) -> Tensor:
+        """Return inputs as in a validation, of a batch that was read."""
+        raise NotImplementedError
+
+    @checked
+    def samples(self, stage: str, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return inputs of a stage that was set up, prepared as in a validation, `(n, *shape)`, and their labels, on
+        the CPU."""
+        part: Any = self.part(stage)
+        batches = [part.__getitems__(list(indices[start : start + 256])) for start in range(0, len(indices), 256)]
+        images = torch.cat([self.center(batch[0]).cpu() for batch in batches])  # some sets make theirs on a device
+        return images, torch.cat([batch[1].cpu() for batch in batches])
+
+    @checked
+    def pictures(self, paths: Sequence[Path], skipped: list[str] | None = None) -> dict[int, Tensor]:
+        """Read files, see `picture`, and return the inputs by their places among the paths.
+
+        Args:
+            paths: the files.
+            skipped: list to which the errors of files that cannot be read are appended; None raises one for all.
+        """
+        images: dict[int, Tensor] = {}
+        errors: list[tuple[str, str]] = []
+        for place, path in enumerate(paths):
+            try:
+                images[place] = self.picture(path)
+            except DataError as error:
+                errors.append((str(path), str(error)))
+        if errors and skipped is None:
+            raise DataError(together(errors))
+        if skipped is not None:
+            skipped += [message for _, message in errors]
+        return images
+
+
+class ImageData(FileData):
     """Base of the labeled image sets.
 
     A subclass sets `classes`, `shape`, `padding` if zeros do not fit its images, and `stored_shape` if its loaders
@@ -140,6 +202,7 @@ class ImageData(LabeledData):
 
     shape: tuple[int, int, int]
     stored_shape: tuple[int, int, int] | None = None  # of an image from the loaders; None: `shape`
+    kind = FileKind("picture", SUFFIXES)
     fit: Fit = "crop"  # how `picture` makes a picture of other proportions fit
     window: Window | None = None  # what is black and white in a picture of more than 8 bits
     padding = "constant"  # how `shift` fills gaps: "constant" with zeros, "replicate" with the image's edge
@@ -216,39 +279,9 @@ class ImageData(LabeledData):
         return stratified_split(labels.numpy(), self.val_size, VAL_SEED)
 
     @checked
-    def samples(self, stage: str, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return images of a stage that was set up, prepared as in a validation, `(n, *shape)`, and their labels, on
-        the CPU."""
-        part: Any = self.part(stage)
-        batches = [part.__getitems__(list(indices[start : start + 256])) for start in range(0, len(indices), 256)]
-        images = torch.cat([self.center(batch[0]).cpu() for batch in batches])  # some sets make theirs on a device
-        return images, torch.cat([batch[1].cpu() for batch in batches])
-
-    @checked
     def picture(self, path: Path) -> Tensor:
         """Read a picture file as an image of these data, bytes `(c, h, w)`; `center` makes a network's input of it."""
         return read_picture(path, self.stored_shape or self.shape, self.fit, self.window)
-
-    @checked
-    def pictures(self, paths: Sequence[Path], skipped: list[str] | None = None) -> dict[int, Tensor]:
-        """Read picture files, see `picture`, and return the images by their places among the paths.
-
-        Args:
-            paths: the files.
-            skipped: list to which the errors of files that cannot be read are appended; None raises one for all.
-        """
-        images: dict[int, Tensor] = {}
-        errors: list[tuple[str, str]] = []
-        for place, path in enumerate(paths):
-            try:
-                images[place] = self.picture(path)
-            except DataError as error:
-                errors.append((str(path), str(error)))
-        if errors and skipped is None:
-            raise DataError(together(errors))
-        if skipped is not None:
-            skipped += [message for _, message in errors]
-        return images
 
     @checked
     def augment(self, images: Tensor) -> Tensor:

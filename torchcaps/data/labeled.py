@@ -26,7 +26,7 @@ Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and 
 
 
 class LabeledSet(Dataset[Batch]):
-    """Samples in memory or on disk, with labels, see `LabeledData`. A DataLoader reads a whole batch in one call."""
+    """Samples in memory or on disk, with labels, see `LabeledData`. A DataLoader reads a whole batch at once."""
 
     labels: Tensor
     device: torch.device | None = None  # on which batches are made; None for samples that are read from files
@@ -135,7 +135,7 @@ class LabeledData(LightningDataModule):
 
     @property
     def names(self) -> list[str]:
-        """Names of the classes; by default their indices."""
+        """Names of the classes, labels or numbers; by default their indices."""
         return [str(label) for label in range(self.classes)]
 
     @property

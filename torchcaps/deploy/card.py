@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 import torchcaps
-from torchcaps.data import TextData
+from torchcaps.data import ImageData, TextData
 from torchcaps.recipes.values import name_of
 from torchcaps.runs import Run
 from torchcaps.utils.extras import needs
@@ -57,7 +57,8 @@ def model_card(run: Run, place: str, license: str) -> str:
     values, about = run.values, run.facts
     network, data = run.network_name, name_of(values["data"])
     title = f"{network} on {data}"
-    task = "text-classification" if isinstance(run.data(), TextData) else "image-classification"
+    kinds = ((TextData, "text-classification"), (ImageData, "image-classification"))
+    task = next((task for kind, task in kinds if isinstance(run.data(), kind)), "other")
     metrics = about.get("metrics")
     accuracy = metrics.get("test/accuracy") if isinstance(metrics, Mapping) else None
     results = [EvalResult(task, data.lower(), data, "accuracy", accuracy, metric_name="test accuracy")]

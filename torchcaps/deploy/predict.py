@@ -1,4 +1,4 @@
-"""Predictions of a trained network for pictures and texts, batch by batch."""
+"""Predictions of a trained network for files and texts, batch by batch."""
 
 import shutil
 import tempfile
@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.data import ImageData, TextData
+from torchcaps.data import TextData
+from torchcaps.data.images import FileData
 from torchcaps.runs import Run
 from torchcaps.utils.arguments import Count, checked
 
@@ -19,34 +20,34 @@ TEXTS_AT_ONCE = 100  # whose embeddings are on the disk at once, 1 GB if each ha
 def predict_pictures(
     run: Run, paths: Sequence[Path | str], batch_size: Count = 64, skipped: list[str] | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the index of each picture file and the probabilities of its classes `(classes,)`.
+    """Yield the index of each file and the probabilities of its classes, or its numbers, `(classes,)`.
 
         for index, probabilities in predict_pictures(Run.find("best.ckpt"), ["a.png", "b.jpg"]): ...
 
     Args:
-        run: run of a network of images.
+        run: run of a network of images or of arrays.
         paths: the files.
-        batch_size: images in a batch.
+        batch_size: files in a batch.
         skipped: list to which the errors of files that cannot be read are appended; None raises them.
 
     Raises:
-        TypeError: the network was not trained on images.
+        TypeError: the network was trained on something else.
         DataError: a file cannot be read; the one line names all of a batch.
         ValueError: the network's scores are NaN or infinite.
     """
     data = run.data()
-    if not isinstance(data, ImageData):
-        raise TypeError(f"the network was trained on {type(data).__name__}, which has no images")
+    if not isinstance(data, FileData):
+        raise TypeError(f"the network was trained on {type(data).__name__}, which has no images and no arrays")
     for start in range(0, len(paths), batch_size):
         images = data.pictures([Path(path) for path in paths[start : start + batch_size]], skipped)
         if images:
             batch = data.center(torch.stack(list(images.values())))
-            yield from zip((start + place for place in images), run.probabilities(batch), strict=True)
+            yield from zip((start + place for place in images), _predicted(run, batch), strict=True)
 
 
 @checked
 def predict_texts(run: Run, texts: Sequence[str], batch_size: Count = 64) -> Iterator[tuple[int, Tensor]]:
-    """Yield the index of each text and the probabilities of its classes `(classes,)`.
+    """Yield the index of each text and the probabilities of its classes, or its numbers, `(classes,)`.
 
     Args:
         run: run of a network of texts.
@@ -71,6 +72,10 @@ def predict_texts(run: Run, texts: Sequence[str], batch_size: Count = 64) -> Ite
             for first in range(0, len(chunk), batch_size):
                 places = range(first, min(first + batch_size, len(chunk)))
                 states, mask = embeddings.padded(places)
-                rows = run.probabilities((states.float(), mask))
+                rows = _predicted(run, (states.float(), mask))
                 yield from zip((start + place for place in places), rows, strict=True)
             shutil.rmtree(encoder.folder)
+
+
+def _predicted(run: Run, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return run.scores(inputs) if run.target == "numbers" else run.probabilities(inputs)

@@ -1,16 +1,22 @@
 """Test samples that a page and its figures are about."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
 
+import numpy as np
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from torchcaps.data import ImageData, ImageFolder, TextData
+from torchcaps.data import ImageData, TextData
+from torchcaps.data.images import FileData
 from torchcaps.data.order import evenly_chosen
+from torchcaps.data.own_files import OwnFiles
 from torchcaps.explain.words import LoadedEncoder, Word, words_of
+from torchcaps.measures.axes import in_style
 from torchcaps.measures.predicting import Inputs
 from torchcaps.measures.transforms import on_black
 from torchcaps.utils.arguments import Count, FloatTensor, checked
@@ -19,6 +25,7 @@ BATCH = 32
 TITLE = 60  # characters of a text in its title
 STATISTICS = 128  # samples for statistics of capsules
 CLASSES = 20  # classes in a figure
+CURVES = 12  # channels of a signal that are drawn
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,9 @@ class Samples:
         labels: class of each, `(n,)`, or `(n, classes)` with 1 for each class of a sample; None if they are unknown.
         names: names of the classes.
         titles: what each sample is called.
-        words: words of each text; empty for images.
+        words: words of each text; empty for images and arrays.
         dark: whether the background of images is black, so that they can be laid over each other and moved.
+        draw: draws an array as an image, see `draw_array`; None for images and texts.
     """
 
     inputs: list[Inputs]
@@ -40,13 +48,14 @@ class Samples:
     titles: list[str]
     words: list[list[Word]] = field(default_factory=list)
     dark: bool = False
+    draw: Callable[[Tensor], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     @property
     def are_images(self) -> bool:
-        return not self.words
+        return not self.words and self.draw is None
 
     def first_of_each(self) -> list[int]:
         """Return the index of the first sample of each class that there is, in the order of the classes."""
@@ -85,34 +94,58 @@ class Samples:
         """
         some = evenly_chosen(len(self), len(self) if count is None else count)
         labels = torch.zeros(len(some), dtype=torch.long) if self.labels is None else self.labels[some]
-        if not self.are_images:
+        if self.words:
             return [(self.inputs[index], labels[i : i + 1]) for i, index in enumerate(some)]
         return list(zip(self.images(some).split(size), labels.split(size), strict=True))
 
 
 @checked
-def image_samples(data: ImageData, count: Count) -> Samples:
-    """Return evenly spaced test images, prepared as in a validation."""
+def image_samples(data: FileData, count: Count) -> Samples:
+    """Return evenly spaced test images, or arrays, prepared as in a validation."""
     data.setup("test")
     some = evenly_chosen(len(data.part("test")), count)  # type: ignore[arg-type]
     images, classes = data.samples("test", some)
-    files = data.keys("test") if isinstance(data, ImageFolder) else None
+    files = data.keys("test") if isinstance(data, OwnFiles) else None
     titles = [files[index] if files else f"test image {index}" for index in some]
     if classes.dim() > 1:
         shown = [" and ".join(data.names[k] for k in row.nonzero().flatten().tolist()) for row in classes]
         titles = [f"{title}: {names}" for title, names in zip(titles, shown, strict=True)]
-    return samples_of(images, classes, data.names, titles)
+    return _samples_of(data, images, classes, titles)
 
 
 @checked
-def picture_samples(data: ImageData, files: Sequence[Path]) -> Samples:
-    """Return the user's pictures, whose classes are unknown.
+def picture_samples(data: FileData, files: Sequence[Path]) -> Samples:
+    """Return the user's pictures, or arrays, whose classes are unknown.
 
     Raises:
-        DataError: a file is no picture; the one line names all.
+        DataError: a file cannot be read; the one line names all.
     """
     images = data.center(torch.stack([*data.pictures(files).values()]))
-    return samples_of(images, None, data.names, [path.name for path in files])
+    return _samples_of(data, images, None, [path.name for path in files])
+
+
+def _samples_of(data: FileData, inputs: Tensor, labels: Tensor | None, titles: list[str]) -> Samples:
+    if isinstance(data, ImageData):
+        return samples_of(inputs, labels, data.names, titles)
+    return Samples(list(inputs.split(1)), labels, data.names, titles, draw=draw_array)
+
+
+@in_style
+@checked
+def draw_array(array: FloatTensor) -> Tensor:
+    """Draw an array `(channels, *size)` as an image `(channels, height, width)` in [0, 1]: a signal as the curves of
+    its channels, twelve at most; of an image, and of the middle depth of a volume, the first channel."""
+    array = array.detach().cpu().float()
+    if array.dim() == 2:
+        figure = Figure((2.8, 2.8), dpi=100)
+        for channel, axis in zip(array, figure.subplots(min(len(array), CURVES), squeeze=False).flat, strict=False):
+            axis.plot(channel.numpy(), linewidth=0.7)
+            axis.axis("off")
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        return torch.tensor(np.asarray(canvas.buffer_rgba())[..., :3]).movedim(-1, 0) / 255
+    plane = array[0] if array.dim() == 3 else array[0, array.shape[1] // 2]
+    return ((plane - plane.min()) / (plane.max() - plane.min()).clamp_min(1e-12))[None]
 
 
 @checked

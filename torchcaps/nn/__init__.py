@@ -2,7 +2,7 @@
 
 from torchcaps.nn.conv import CapsuleConv1d, CapsuleConv2d
 from torchcaps.nn.decoder import MaskedDecoder
-from torchcaps.nn.head import CapsuleHead
+from torchcaps.nn.head import CapsuleHead, CapsuleRegressor
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.linear import CapsuleLinear
 from torchcaps.nn.losses import MarginLoss, SpreadLoss, margin_loss, spread_loss
@@ -18,6 +18,7 @@ __all__ = [
     "CapsuleHead",
     "CapsuleLayer",
     "CapsuleLinear",
+    "CapsuleRegressor",
     "CapsuleShared",
     "CapsuleStack",
     "MarginLoss",

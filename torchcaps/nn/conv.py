@@ -7,16 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.nn.inputs import as_capsules
+from torchcaps.nn.inputs import SIDES, Padding, Size, as_capsules, size_of_sides
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
 from torchcaps.ops import Backend, LinearVotes, gates_of, positions, windows
 from torchcaps.routing import LayerShape, Routing
-from torchcaps.utils.arguments import Count, CountOrZero, Device, FloatType, checked
-
-# An int for all sides, or one for each.
-Size = Count | tuple[Count, ...]
-Padding = CountOrZero | tuple[CountOrZero, ...]
+from torchcaps.utils.arguments import Count, Device, FloatType, checked
 
 
 class _CapsuleConv(CapsuleLayer):
@@ -48,8 +44,9 @@ class _CapsuleConv(CapsuleLayer):
         check_rows(in_pose, out_pose)
         self.in_capsules, self.out_capsules = in_capsules, out_capsules
         self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
-        self.kernel_size, self.stride = self._sizes("kernel_size", kernel_size), self._sizes("stride", stride)
-        self.padding, self.dilation = self._sizes("padding", padding), self._sizes("dilation", dilation)
+        sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
+        of_sides = (size_of_sides(name, size, len(self.sides)) for name, size in sizes.items())
+        self.kernel_size, self.stride, self.padding, self.dilation = of_sides
         rows, d = matrix_shape(in_pose)
         _, h = matrix_shape(out_pose)
         window = (in_capsules, *self.kernel_size, out_capsules)
@@ -88,13 +85,6 @@ class _CapsuleConv(CapsuleLayer):
         votes = LinearVotes(poses, weight, bias, self.out_pose, *pairs, line=line, backend=self.backend)
         votes.layout = shape
         return votes.gated(None if scores is None else windows(gates_of(scores), (kernel[0], kernel[1]), *pairs))
-
-    def _sizes(self, name: str, size: Padding) -> tuple[int, ...]:
-        """Return one size for each side."""
-        sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,) * len(self.sides)
-        if len(sizes) != len(self.sides):
-            raise ValueError(f"{name} must be an int{' or a pair' if len(self.sides) == 2 else ''}, got {size!r}")
-        return sizes
 
     def _check(self, poses: Tensor, scores: Tensor | None) -> None:
         shape, end = tuple(poses.shape), 2 + len(self.sides)
@@ -156,7 +146,7 @@ class CapsuleConv2d(_CapsuleConv):
         - `weight`: `(in_capsules, kernel_size, kernel_size, out_capsules, d, h)`.
     """
 
-    sides = ("height", "width")
+    sides = SIDES[2]
 
 
 class CapsuleConv1d(_CapsuleConv):
@@ -174,4 +164,4 @@ class CapsuleConv1d(_CapsuleConv):
         - `weight`: `(in_capsules, kernel_size, out_capsules, d, h)`.
     """
 
-    sides = ("length",)
+    sides = SIDES[1]

@@ -9,7 +9,15 @@ from torch import Tensor
 from torchcaps.capsules import Capsules, as_logits
 from torchcaps.nn.pose import matrix_shape
 from torchcaps.ops import ComputedVotes, gates_of
-from torchcaps.utils.arguments import can_read, check_input, shown, shown_with_type
+from torchcaps.utils.arguments import Count, CountOrZero, can_read, check_input, shown, shown_with_type
+from torchcaps.utils.checks import counted
+
+# What the sides of a map of 1, 2 or 3 dimensions are called.
+SIDES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+
+# An int for all sides, or one for each.
+Size = Count | tuple[Count, ...]
+Padding = CountOrZero | tuple[CountOrZero, ...]
 
 V = TypeVar("V", bound=ComputedVotes)
 
@@ -44,7 +52,7 @@ def check_children(
     Args:
         pose: shape of a child's pose.
         count: number of children; None for any number.
-        share_positions: the children are on a grid or in a sequence, and `count` is the number of their types.
+        share_positions: the children have places, on a line, a grid or in a volume, and `count` is the number of types.
         coordinates: they are on a grid.
     """
     shape = tuple(capsules.poses.shape)
@@ -52,9 +60,13 @@ def check_children(
     capsule_dims = without_pose[1:]
     places = ", height, width" if share_positions else ""
     expected = f"(batch, {count or 'any number'}{places}, {', '.join(map(str, pose))})"
-    if shape[-len(pose) :] != pose or len(capsule_dims) not in (1, 2, 3):
+    if shape[-len(pose) :] != pose or len(capsule_dims) not in (1, 2, 3, 4):
         raise ValueError(f"expected poses of shape {expected}, got {shape}")
-    if share_positions and len(capsule_dims) not in ((3,) if coordinates else (2, 3)):
+    if len(capsule_dims) == 4 and capsules.known_pose_dims() != len(pose):  # (rows, features) are not (width, features)
+        raise ValueError(
+            f"expected poses of {counted(len(pose), 'dimension')}, got {shape} with pose_dims={capsules.pose_dims}"
+        )
+    if share_positions and len(capsule_dims) not in ((3,) if coordinates else (2, 3, 4)):
         raise ValueError(f"share_positions=True takes children on a grid, {expected}, got {shape}")
     children = math.prod(capsule_dims)
     if children == 0:
@@ -102,11 +114,21 @@ def check_mask(mask: Tensor) -> None:
         raise TypeError(f"a mask must be bool, True for a token and False for padding, got {mask.dtype}: {advice}")
 
 
-def check_map(x: Tensor, channels: int, weight: Tensor) -> None:
-    """Check a feature map `(batch, channels, height, width)`, see also `check_input`."""
+def check_map(x: Tensor, channels: int, weight: Tensor, dims: int = 2) -> None:
+    """Check a feature map with this number of dimensions, `(batch, channels, *sides)`, see also `check_input`."""
     check_input("features", x, weight)
-    if x.dim() != 4 or x.shape[1] != channels or 0 in x.shape[2:]:
-        raise ValueError(f"expected a map of shape (batch, {channels}, height, width), got {tuple(x.shape)}")
+    if x.dim() != 2 + dims or x.shape[1] != channels or 0 in x.shape[2:]:
+        sides = ", ".join(SIDES[dims])
+        raise ValueError(f"expected a map of shape (batch, {channels}, {sides}), got {tuple(x.shape)}")
+
+
+def size_of_sides(name: str, size: Padding, dims: int) -> tuple[int, ...]:
+    """Return the size of a window, or of its stride or padding, as one number for each side."""
+    sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,) * dims
+    if len(sizes) != dims:
+        others = {1: "", 2: " or a pair", 3: " or three numbers"}[dims]
+        raise ValueError(f"{name} must be an int{others}, got {size!r}")
+    return sizes
 
 
 def check_labels(labels: Tensor, classes: int, device: torch.device) -> None:

@@ -38,9 +38,9 @@ class CapsuleShared(CapsuleLayer):
         device, dtype: device and dtype of the parameters.
 
     Shape:
-        - Input: Capsules or a tensor of poses, `(batch, in_capsules, *in_pose)`, or on a grid
-          `(batch, types, height, width, *in_pose)`, or in a sequence `(batch, types, length, *in_pose)`, which are
-          flattened in this order.
+        - Input: Capsules or a tensor of poses, `(batch, in_capsules, *in_pose)`, or with places
+          `(batch, types, *sides, *in_pose)`, such as `(batch, types, height, width, *in_pose)`, which are flattened in
+          this order. In a volume, vectors need Capsules with pose_dims=1: the tensor alone may hold matrices on a grid.
         - Output: poses `(batch, out_capsules, *out_pose)`, and the scores and variances that the routing gives.
 
     To pad a batch, give the missing children a score of -inf, or all children a bool mask as scores, with True for a

@@ -71,8 +71,9 @@ class Votes(ABC):
         dtype: precision of the parents; sums over children run in float32 at least.
         gates: how present each child is, `(batch, children)`, at least 0; None: all children are present, as with
             gates of 1. A child with gate 0 is padding and changes nothing. Scores become gates of at most 1.
-        layout: how a layer got its children, in their order: `(children,)`, on a line `(types, length)`, or on a grid
-            `(types, height, width)`. With windows it is that of the whole line or grid.
+        layout: how a layer got its children, in their order: `(children,)`, on a line `(types, length)`, on a grid
+            `(types, height, width)`, or in a volume `(types, depth, height, width)`. With windows it is that of the
+            whole line or grid.
     """
 
     batch: int
@@ -217,7 +218,7 @@ class Votes(ABC):
             shaped,
             None if scores is None else self._shaped(scores, ()),
             None if variances is None else self._shaped(variances, self.pose),
-            pose_dims=dims if shaped.dim() == 4 or (shaped.dim() == 5 and dims == 2) else None,
+            pose_dims=None if shaped.dim() == 3 or (shaped.dim() == 5 and dims == 1) else dims,
         )
 
     def with_coefficients(self, parents: Capsules, coefficients: Tensor) -> Capsules:

@@ -56,6 +56,7 @@ from torchcaps.utils.files import name_file_in_errors, take_folder, write_text_w
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
 
+KINDS = {"class": ("class", "classes"), "labels": ("label",), "numbers": ("number",)}  # of targets, in words
 # Learning rate of the features of a library's network, pretrained or not, as a part of the optimizer's.
 FEATURES_LR = {True: 0.1, False: 0.5}
 
@@ -257,7 +258,7 @@ class Training:
                 f" with {', '.join(routings)}" if routings else "",
                 f": {parameters:,} parameters",
                 f", {trained:,} of them trained" if trained < parameters else "",
-                f", {counted(self.model.classes, 'class', 'classes')}",
+                f", {counted(self.model.classes, *KINDS[self.model.target])}",
                 f", images of {'x'.join(map(str, shape))}" if shape else "",
                 f"; its features at a learning rate of {rate:g}" if (rate := self.model.features_lr) else "",
             )
@@ -300,15 +301,17 @@ def recipe_parser(logs: bool) -> ArgumentParser:
 
 
 def _check_kind(network: Namespace, data: Namespace) -> None:
-    """Check that a network of ours that reads texts, or pictures, has such data."""
+    """Check that a network of ours reads what the data has: texts, pictures, or arrays, which may be pictures too."""
     if not network.class_path.startswith("torchcaps."):
         return
     reads_texts = "layers" in network.init_args and "width" in network.init_args
-    has_texts = "size" not in data
-    if reads_texts != has_texts:
-        kind, other = ("texts", "pictures") if reads_texts else ("pictures", "texts")
+    reads = ["texts"] if reads_texts else ["pictures", "arrays"] if "dims" in network.init_args else ["pictures"]
+    has = "arrays" if "layout" in data else "pictures" if "size" in data else "texts"
+    if has not in reads:
         name = network.class_path.rpartition(".")[2]
-        raise ValueError(f"{name} is a network of {kind}, and the data has {other}: choose another --model")
+        raise ValueError(
+            f"{name} is a network of {' and '.join(reads)}, and the data has {has}: choose another --model"
+        )
 
 
 def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tuple[LabeledData, nn.Module]:
@@ -322,6 +325,12 @@ def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tu
         arguments["decoder"] = False  # nothing would train it
     data = build_part(LabeledData, data_values)
     determined = data.network_arguments()
+    if data.target == "numbers" and "numbers" not in arguments:
+        name = model_values.network.class_path.rpartition(".")[2]
+        raise ValueError(
+            f"{name} gives classes, and the data has numbers: choose --model capsule_cnn, or a network of torchvision "
+            "or timm, such as torchvision/resnet18"
+        )
     _set(arguments, {name: value for name, value in determined.items() if name in arguments})
     random = torch.get_rng_state()
     network = build_part(nn.Module, model_values.network)
@@ -334,21 +343,33 @@ def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tu
             _set(arguments, changed)
             torch.set_rng_state(random)
             network = build_part(nn.Module, model_values.network)
-    model_values.classes = data.classes
+    _fit_target(data, network, model_values)
     of_library = model_values.network.class_path == "torchcaps.models.library_network"
     rate = model_values.optimizer.get("init_args", {}).get("lr")
     one_cycle = model_values.scheduler and "max_lr" in model_values.scheduler.get("init_args", {})
     chosen = model_values.features_lr is not None or one_cycle
     if of_library and arguments.trainable == "all" and not chosen and isinstance(rate, float):
         model_values.features_lr = rate * FEATURES_LR[bool(arguments.pretrained)]
-    loss, options = model_values.loss, inspect.signature(torch.nn.CrossEntropyLoss).parameters
-    loss_arguments = loss.get("init_args", {})
-    plain = all(loss_arguments.get(name, option.default) == option.default for name, option in options.items())
-    of_logits = plain and loss.class_path == "torch.nn.CrossEntropyLoss"
-    if of_logits and not getattr(network, "gives_logits", True):
-        model_values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
     _set(data_values.init_args, data.resolved_arguments())
     return data, network
+
+
+def _fit_target(data: LabeledData, network: nn.Module, values: Namespace) -> None:
+    """Write into the values of the model what its targets are, and the loss that they and the network need in place of
+    a cross-entropy."""
+    values.classes = data.classes
+    if data.target != "class":
+        values.labels_per_image, values.numbers = (None, False) if data.target == "labels" else (1, True)
+    loss, options = values.loss, inspect.signature(torch.nn.CrossEntropyLoss).parameters
+    arguments = loss.get("init_args", {})
+    plain = all(arguments.get(name, option.default) == option.default for name, option in options.items())
+    if loss.class_path == "torch.nn.CrossEntropyLoss" and plain:
+        if data.target == "numbers":
+            values.loss = Namespace(class_path="torch.nn.MSELoss")
+        elif not getattr(network, "gives_logits", True):
+            values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
+        elif data.target == "labels":
+            values.loss = Namespace(class_path="torch.nn.BCEWithLogitsLoss")
 
 
 def _with_parts(config: Namespace, data: LabeledData, network: nn.Module) -> Namespace:

@@ -43,9 +43,10 @@ function thumbnails(view, choose) {
 }
 
 function exampleSection(view, choose, chooseClass) {
-  const { image } = view;
+  const { image, example } = view;
+  const where = example.maps?.length ? ", and where in it that belief comes from" : "";
   const what = image
-    ? "what the network was given, how strongly it believes in each class, and where in it that belief comes from"
+    ? `what the network was given${where ? "," : " and"} how strongly it believes in each class${where}`
     : "how strongly the network believes in each class, and which words that belief comes from";
   const lead = `Pick ${image ? "an input" : "a text"}. Below is ${what}. Signs mark what the network got right `
     + "(\u2713) and wrong (\u2717).";

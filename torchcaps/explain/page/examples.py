@@ -56,13 +56,14 @@ def example(
     if samples.labels is not None and samples.labels.dim() > 1:
         shown["labels"] = samples.labels[index].nonzero().flatten().tolist()
     if isinstance(inputs, Tensor):
-        shown["image"] = picture(inputs[0], SIDE)
+        shown["image"] = picture(samples.draw(inputs[0]) if samples.draw else inputs[0], SIDE)
+    if isinstance(inputs, Tensor) and samples.are_images:
         _add_images(shown, network, prediction, inputs, samples.dark)
     with suppress(NoCapsules):
         credits = credit(network, inputs)
         if isinstance(inputs, Tensor):
             kept = set(scores.topk(min(SHOWN, len(scores))).indices.tolist()) | ({label} - {None})
-            _add_maps(shown, credits, seen, (inputs.shape[2], inputs.shape[3]), kept, samples.names)
+            _add_maps(shown, credits, seen, (inputs.shape[-2], inputs.shape[-1]), kept, samples.names)
         else:
             _add_words(shown, credits, samples.words[index], samples.names, inputs[0].shape[2])
     return shown

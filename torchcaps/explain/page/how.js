@@ -2,7 +2,8 @@
 // How to read the page: three words and a drawing.
 
 function howToRead(report) {
-  const things = report.inputs === "images" ? "a stroke, a corner, a whole digit" : "a word, a phrase, a judgment";
+  const things = { images: "a stroke, a corner, a whole digit", texts: "a word, a phrase, a judgment",
+    arrays: "an edge, a beat, a whole organ" }[report.inputs];
   const terms = [
     ["Capsule",
       `A few numbers, a vector, that stand for a part or a whole: ${things}. Its length or score says whether the `

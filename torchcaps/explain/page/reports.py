@@ -41,6 +41,8 @@ LIMITS = {
     "capsule sees its whole window, and the layers before the capsules are not followed.",
     "texts": "The shares of the words are those of their tokens' capsules. The encoder before them has mixed the "
     "words: a token's capsule also knows its neighbors.",
+    "arrays": "Drawn are the curves of a signal, twelve channels at most, or the middle slice of a volume in its first "
+    "channel; the network was given all of it. Maps of where it looks, and changes of the input, are for images.",
 }
 SHARES = "A share says how much a capsule adds to a class, not whether the class would change without it."
 NO_CAPSULES = "This network has no capsule layer, so there are no coefficients, shares or poses to look at."
@@ -110,7 +112,7 @@ def report(
 @checked
 def about(network: nn.Module, samples: Samples, temperature: Positive | None) -> dict[str, Any]:
     """Return what the page says about a network beside its examples; arguments are those of :func:`report`."""
-    kind = "images" if samples.are_images else "texts"
+    kind = "images" if samples.are_images else "texts" if samples.words else "arrays"
     layers = _layers(network, samples)
     return {
         "classes": samples.names,
