@@ -275,8 +275,8 @@ class OwnFiles(LabeledData):
     def _listed(self) -> FileList:
         if self.table is None and self.target != "class":
             raise DataError(
-                f"data.table is missing: give --data.table FILE, a table with a column of {self.kind.noun}s and columns "
-                f"of {self.target}"
+                f"data.table is missing: give --data.table FILE, a table with columns of {self.kind.noun}s and "
+                f"{self.target}"
             )
         if self.table is None:
             return files_in_folders(self._folder, self.kind, self.group)

@@ -76,7 +76,7 @@ class Target(NamedTuple):
         if self.kind == "labels":
             for column, text in zip(self.columns, texts, strict=True):
                 if text.lower() not in PRESENT + ABSENT:
-                    raise ValueError(f"{column} is {text[:40]!r}: expected 1 or 0, true or false, yes or no")
+                    raise ValueError(f"{column} is {_shown(text)}: expected 1 or 0, true or false, yes or no")
             return tuple(sorted(x for x, text in zip(self.columns, texts, strict=True) if text.lower() in PRESENT))
         if not texts[0]:
             raise ValueError(f"{self.columns[0]} is empty")
@@ -235,9 +235,14 @@ def _number(column: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not abs(number) <= LARGEST:
-        value = f"is {text[:40]!r}" if text else "is empty"
-        raise ValueError(f"{column} {value}: expected a finite number, with a point for its decimals, such as 12.5")
+        raise ValueError(
+            f"{column} is {_shown(text)}: expected a finite number, with a point for its decimals, such as 12.5"
+        )
     return number
+
+
+def _shown(value: str) -> str:
+    return repr(value[:40]) if value else "empty"
 
 
 def _composed(names: Iterable[str], given: str | None) -> dict[str, str]:
