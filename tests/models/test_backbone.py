@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from vision import MEAN, SIZE, STD, make_vision_model
 
-from torchcaps import CapsuleHead, EMRouting, RoutingPool2d, add_capsules, create_model
+from torchcaps import CapsuleHead, CapsuleRegressor, EMRouting, RoutingPool2d, add_capsules, create_model
 from torchcaps.models import library_network
 from torchcaps.models.libraries import NamedNetwork, image_side, standardization
 
@@ -164,7 +164,15 @@ def test_layers_that_cannot_be_had():
     fails(Net(), "give example, a batch of inputs of Net", layer="stages", example=None)
     fails(Net(), "size and pretrained are for a network that is given by its name", layer="stages", size=32)
     fails("resnet18", "example is for a module: give size")
-    fails(Transformer(torch.rand(1, 2, 3, 4, 5)), r"must be maps, tokens or vectors, got \(2, 2, 3, 4, 5\)")
+    fails(Transformer(torch.rand(1, 2, 3, 4, 5, 6)), r"must be maps, tokens or vectors, got \(2, 2, 3, 4, 5, 6\)")
+    fails(
+        Transformer(torch.rand(1, 2, 3, 4, 5)), r"do not say where the channels are: give dims=3 if they are \(batch, c"
+    )
+    fails(Transformer(torch.rand(1, 4, 5)), r"must be \(batch, channels, height, width\), got \(2, 4, 5\)", dims=2)
+    fails(Transformer(torch.rand(1, 4, 5, 5)), r"must be tokens or vectors, got \(2, 4, 5, 5\)", dims=0)
+    fails(Net(), "the number of classes, or numbers: one of the two", numbers=2)
+    with pytest.raises(ValueError, match="the number of classes, or numbers: one of the two"):
+        add_capsules(Net(), layer="stages", example=EXAMPLE)
     fails(Transformer(torch.rand(1, 4, 5)), "skip_tokens must be less than the 4 tokens", skip_tokens=4)
 
 
@@ -201,19 +209,69 @@ def test_tokens_of_other_images_than_the_example():
             return self.embed(x).flatten(2).transpose(1, 2)
 
     model = add_capsules(Patches(), 4, example=torch.rand(1, 3, 16, 16))
-    for height, width, shape in ((16, 16, (6, 4, 4)), (24, 24, (36, 6)), (8, 32, (16, 6)), (8, 16, (8, 6))):
+    for height, width, shape in ((16, 16, (6, 4, 4)), (24, 24, (6, 6, 6)), (8, 32, (6, 2, 8)), (8, 16, (6, 2, 4))):
         images = torch.rand(2, 3, height, width)
-        assert model.features(images).shape == (2, *shape)
+        features = model.features(images)
+        assert features.shape == (2, *shape)
+        assert_close(features, model.features.network.embed(images))
         assert model(images).scores.shape == (2, 4)
+    features, example = model.features, torch.rand(1, 3, 18, 32)  # 4x8 patches, of which 18 rows do not know
+    assert features(example).shape == (1, 6, 4, 8)
+    assert_close(features(example), features.network.embed(example))
+    features.network.forward_features = lambda x: x[:, :, 0, :7].transpose(1, 2).repeat(1, 1, 2)
+    assert features(example).shape == (1, 6, 7, 1)  # not the rows and columns of patches, but no tokens are lost
 
 
-def test_signals_whose_channels_are_second_are_refused():
+def test_as_many_tokens_as_channels():
+    """They may be anything for a head alone. Behind a network it is known that they are tokens, or patches."""
+    for example in (torch.rand(1, 3, 8, 8), torch.zeros(1, 7, dtype=torch.int64)):
+        for count in (9, 7):
+            model = add_capsules(Transformer(torch.randn(1, count, count)), 4, example=example)
+            assert model.features(example).shape == (
+                (1, 9, 3, 3) if example.dim() == 4 and count == 9 else (1, count, count)
+            )
+            assert model.classifier.dims == model.features.dims == (2 if example.dim() == 4 and count == 9 else 0)
+            assert model(example).scores.shape == (1, 4)
+
+
+def test_signals_and_volumes():
+    """Channels are second where the modules say so, also if there are as many channels as positions."""
     signals = torch.rand(2, 3, 20)
-    for end in (nn.BatchNorm1d(5), nn.ReLU(), nn.MaxPool1d(2), nn.AdaptiveAvgPool1d(4)):
-        with pytest.raises(ValueError, match=r"are \(batch, channels, length\), .*features.transpose\(1, 2\), or"):
-            add_capsules(nn.Sequential(nn.Conv1d(3, 5, 3), end), 4, layer="1", example=signals)
+    for end in (nn.BatchNorm1d(5), nn.ReLU(), nn.MaxPool1d(2), nn.AdaptiveAvgPool1d(5)):
+        net = nn.Sequential(nn.Conv1d(3, 5, 3), end).eval()
+        model = add_capsules(net, 4, layer="1", example=signals)
+        assert_close(model.features(signals), net(signals))
+        assert model.classifier.dims == 1
+        assert_close(model(signals).scores, CapsuleHead.forward(model.classifier, net(signals)))
+        kept = add_capsules(net, 4, layer="1", example=signals, skip_tokens=0)
+        assert kept.classifier.dims == 0
+        assert kept.classifier.in_features == net(signals).shape[-1]
     square = nn.Sequential(nn.Conv1d(3, 5, 16), nn.Linear(5, 5))  # tokens, although the convolution has such a shape
-    assert add_capsules(square, 4, layer="1", example=signals)(signals).scores.shape == (2, 4)
+    model = add_capsules(square, 4, layer="1", example=signals)
+    assert model.classifier.dims == 0
+    assert model(signals).scores.shape == (2, 4)
+    assert add_capsules(square, 4, layer="1", example=signals, dims=1).classifier.dims == 1
+    volumes = torch.rand(2, 1, 6, 7, 8)
+    model = add_capsules(nn.Sequential(nn.Conv3d(1, 5, 3), nn.ReLU()), 4, layer="1", example=volumes)
+    assert (model.classifier.dims, model(volumes).scores.shape) == (3, (2, 4))
+    given = Transformer(torch.randn(1, 5, 2, 3, 4))
+    model = add_capsules(given, numbers=2, example=volumes, dims=3)
+    assert (model.classifier.dims, model.classifier.in_features) == (3, 5)
+    assert model(volumes).scores.shape == (2, 2)
+
+
+def test_numbers_in_place_of_classes(vit):
+    model = add_capsules(Net(), numbers=2, routing=EMRouting(), layer="stages", example=EXAMPLE)
+    assert isinstance(model.classifier, CapsuleRegressor)
+    assert model(EXAMPLE, return_coefficients=True).capsules.coefficients.shape == (2, 16 * 64, 2)
+    with pytest.raises(ValueError, match="parts is for classes: leave it out, or give classes in place of numbers"):
+        add_capsules(Net(), numbers=2, layer="stages", example=EXAMPLE, parts=3)
+    model = library_network(f"transformers/{vit}", 10, numbers=3)
+    assert model(torch.rand(2, 3, 32, 32)).scores.shape == (2, 3)
+    with pytest.raises(ValueError, match="numbers is not for head='pool'"):
+        library_network(f"transformers/{vit}", head="pool", numbers=3)
+    model = create_model("capsule_resnet", depth=8, in_channels=1, numbers=2)
+    assert isinstance(model.classifier, CapsuleRegressor)
 
 
 def test_a_frozen_network_loses_what_an_unfrozen_one_does():

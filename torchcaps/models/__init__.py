@@ -1,6 +1,7 @@
 """The networks of the papers and those of other libraries, and the registry that builds all by name."""
 
 from torchcaps.models.backbone import add_capsules, capsule_resnet, library_network
+from torchcaps.models.capsule_cnn import capsule_cnn
 from torchcaps.models.cnn import FeatureClassifier
 from torchcaps.models.compare import compare, compare_average, compare_cnn
 from torchcaps.models.heinsen2019 import (
@@ -88,6 +89,7 @@ __all__ = [
     "capsnet_mnist",
     "capsnet_multimnist",
     "capsnet_small",
+    "capsule_cnn",
     "capsule_resnet",
     "cnn_cifar",
     "cnn_multimnist",

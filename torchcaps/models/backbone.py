@@ -11,7 +11,9 @@ from torchcaps.models.cnn import FeatureClassifier, Standardize, Trainable
 from torchcaps.models.libraries import NamedNetwork, load_file, named_network
 from torchcaps.models.registry import register_model
 from torchcaps.models.zhao2019 import pooling_resnet
-from torchcaps.nn import CapsuleHead, RoutingPool2d
+from torchcaps.nn import CapsuleHead, CapsuleRegressor, RoutingPool2d
+from torchcaps.nn.head import FeatureDims
+from torchcaps.nn.inputs import SIDES
 from torchcaps.nn.modes import evaluating
 from torchcaps.nn.surgery import global_pools, replace_pooling, up_to
 from torchcaps.routing import Routing
@@ -34,10 +36,12 @@ LAYERS = (
 WRAPPERS = nn.DataParallel | nn.parallel.DistributedDataParallel
 MOST_OTHER_TOKENS = 16  # class and register tokens
 REGISTERS = 4  # beside a class token, in the networks that have some
-# Modules whose output of three dimensions has its channels second, or last.
+# Modules whose output of three or five dimensions has its channels second, or last.
 CHANNELS_SECOND = (
     *(nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm),
     *(nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d),
+    *(nn.Conv3d, nn.ConvTranspose3d, nn.BatchNorm3d, nn.InstanceNorm3d),
+    *(nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool3d),
 )
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 
@@ -52,16 +56,24 @@ class Features(nn.Module):
             proportion of the images have their channels last. For square images, tokens beyond a square number, such as
             class tokens, come first.
         skip_tokens: number of tokens to leave out, the first ones; None for those that precede the patches.
+        dims: number of dimensions of the features' map, see `CapsuleHead`; None for what the example shows, and the
+            last module whose output has its channels second, such as a convolution, or last.
 
     Shape:
-        - Output: maps `(batch, channels, height, width)`, also of tokens that are a square of patches; other tokens
-          `(batch, tokens, channels)`, also if there are other images than the example; vectors `(batch, channels)`.
+        - Output: maps `(batch, channels, height, width)`, also of tokens that are patches of images; maps of one or
+          three dimensions, `(batch, channels, *sides)`; other tokens `(batch, tokens, channels)`; vectors `(batch,
+          channels)`.
+
+    Attributes:
+        dims: the number of dimensions for a `CapsuleHead`.
     """
 
-    def __init__(self, network: nn.Module, example: Tensor, skip_tokens: int | None):
+    def __init__(
+        self, network: nn.Module, example: Tensor, skip_tokens: int | None = None, dims: FeatureDims | None = None
+    ):
         super().__init__()
         self.network = network
-        self.channels_last, self.skip_tokens, self.side = False, 0, 0
+        self.channels_last, self.skip_tokens, self.side, self.image_side = False, 0, 0, 1
         name, size = type(network).__name__, tuple(example.shape)
         try:
             # Gradients need tensors from outside of inference_mode: a clone is one.
@@ -75,29 +87,37 @@ class Features(nn.Module):
                 f"{name} does not run on inputs of shape {size} ({one_line(error)[:200]}): give an example that it "
                 "takes, or a size if the network is given by its name"
             ) from None
-        if not isinstance(features, Tensor) or features.dim() not in (2, 3, 4):
-            shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            expected = "maps, tokens or vectors"
-            raise ValueError(f"the features of {name} must be {expected}, got {shown}: choose another layer")
-        if is_second and skip_tokens is None:
-            raise ValueError(
-                f"the features of {name} are (batch, channels, length), expected (batch, tokens, channels): put a "
-                "CapsuleHead behind features.transpose(1, 2), or give skip_tokens=0 if they are tokens"
+        rank = features.dim() if isinstance(features, Tensor) else 0
+        if rank not in ((2, 3, 4, 5) if dims is None else (2, 3) if dims == 0 else (2 + dims,)):
+            shown = tuple(features.shape) if rank else type(features).__name__
+            sides = ", ".join(SIDES[dims]) if dims else ""
+            expected = {None: "maps, tokens or vectors", 0: "tokens or vectors"}.get(
+                dims, f"(batch, channels, {sides})"
             )
+            raise ValueError(f"the features of {name} must be {expected}, got {shown}: choose another layer")
+        if rank == 5 and dims is None and not is_second:
+            raise ValueError(
+                f"the features of {name} are {tuple(features.shape)}, and its modules do not say where the channels "
+                "are: give dims=3 if they are (batch, channels, depth, height, width)"
+            )
+        if dims is None:
+            dims = {2: 0, 4: 2, 5: 3}.get(rank, 1 if is_second and skip_tokens is None else 0)
+        self.dims: FeatureDims = dims
         of_square = len(size) == 4 and size[2] == size[3]
-        if features.dim() == 4:
+        if rank == 4:
             a, b, c = features.shape[1:]
             height, width = size[2:] if len(size) == 4 else (0, 0)
             in_proportion = a * width == b * height and b * width != c * height
             self.channels_last = getattr(network, "output_fmt", "") == "NHWC" or in_proportion
-        elif features.dim() == 3:
+        elif rank == 3 and dims == 0:
             tokens = features.shape[1]
             self.skip_tokens = _other_tokens(network, size, tokens) if skip_tokens is None else skip_tokens
             if self.skip_tokens >= tokens:
                 raise ValueError(f"skip_tokens must be less than the {tokens} tokens of {name}, got {skip_tokens}")
             side = math.isqrt(tokens - self.skip_tokens)
-            self.side = side if of_square and side**2 == tokens - self.skip_tokens else 0
-        self.channels = features.shape[-1] if self.channels_last or features.dim() < 4 else features.shape[1]
+            if of_square and side**2 == tokens - self.skip_tokens:
+                self.side, self.image_side, self.dims = side, size[2], 2
+        self.channels = features.shape[1 if dims and not self.channels_last else -1]
 
     def forward(self, inputs: Tensor) -> Tensor:
         output = getattr(self.network, "forward_features", self.network)(inputs)
@@ -106,24 +126,27 @@ class Features(nn.Module):
             return features.movedim(-1, 1)
         if self.skip_tokens:
             features = features[:, self.skip_tokens :]
-        # Other images may have another number of tokens, and of an oblong one as many tokens are no square.
-        if not self.side or features.shape[1] != self.side**2 or inputs.shape[2] != inputs.shape[3]:
+        if not self.side:
             return features
-        return features.transpose(1, 2).unflatten(2, (self.side, self.side))
+        # Other images may have other numbers of patches, in rows and columns as far as they are known.
+        rows, columns = (size * self.side // self.image_side for size in inputs.shape[2:])
+        if rows * columns != features.shape[1]:
+            rows, columns = features.shape[1], 1
+        return features.transpose(1, 2).unflatten(2, (rows, columns))
 
     def _once(self, example: Tensor) -> tuple[Any, bool]:
-        """Return the features of an example, and whether they are `(batch, channels, length)`.
+        """Return the features of an example, and whether they are `(batch, channels, length)` or a map of a volume.
 
         Drop the parts of the network that do not run, such as its classifier, and freeze other parameters without a
         gradient: of several processes, each would wait for their gradients.
         """
         ran: set[nn.Module] = set()
-        second = None  # shape of the last output that has three dimensions, if its channels are the second
+        second = None  # shape of the last output of three or five dimensions, if its channels are the second
 
         def note(module: nn.Module, _: Any, out: Any) -> None:
             nonlocal second
             ran.add(module)
-            if isinstance(module, CHANNELS_SECOND + CHANNELS_LAST) and isinstance(out, Tensor) and out.dim() == 3:
+            if isinstance(module, CHANNELS_SECOND + CHANNELS_LAST) and isinstance(out, Tensor) and out.dim() in (3, 5):
                 second = out.shape if isinstance(module, CHANNELS_SECOND) else None
 
         hooks = [x.register_forward_hook(note) for x in self.network.modules()]
@@ -176,12 +199,14 @@ def _other_tokens(network: nn.Module, size: tuple[int, ...], tokens: int) -> int
 @checked
 def add_capsules(
     model: nn.Module | str,
-    classes: Count,
+    classes: Count | None = None,
     routing: Routing | None = None,
     *,
+    numbers: Count | None = None,
     layer: str | None = None,
     example: Tensor | None = None,
     skip_tokens: CountOrZero | None = None,
+    dims: FeatureDims | None = None,
     trainable: Trainable = "all",
     pretrained: bool | str = True,
     size: Count | None = None,
@@ -194,7 +219,8 @@ def add_capsules(
         model = add_capsules("timm/vit_tiny_patch16_224", classes=10)
         logits = model(images).scores  # images (batch, 3, 224, 224) in [0, 1]
 
-    The result has the network's features as `model.features` and the head as `model.classifier`, for example for two
+    With numbers in place of classes it is a :class:`CapsuleRegressor`, and the scores are numbers. The result has the
+    network's features as `model.features` and the head as `model.classifier`, for example for two
     learning rates.
 
     Args:
@@ -209,6 +235,9 @@ def add_capsules(
             a network of the libraries was made for.
         skip_tokens: number of first tokens to leave out; None for class and register tokens, which precede a square of
             patches; 0 to keep all.
+        dims: number of dimensions of the features' map, see :class:`CapsuleHead`: give it if the modules of the network
+            do not say where the channels of a signal or a volume are.
+        numbers: how many numbers it gives, in place of classes.
         trainable: "all", or "head": the features then keep their weights and stay in evaluation mode, so that batch
             normalization keeps its statistics too.
         pretrained: for a name: True for the weights that its library publishes, which may be downloaded; the path of a
@@ -217,10 +246,12 @@ def add_capsules(
 
     Raises:
         ImportError: the library is not installed.
-        ValueError: there is no such network or layer, it cannot be cut there, does not run on the example, or its
-            features are neither maps nor tokens nor vectors.
+        ValueError: there are neither classes nor numbers, or both; there is no such network or layer, it cannot be cut
+            there, does not run on the example, or its features are neither maps nor tokens nor vectors.
     """
     named: NamedNetwork | None = None
+    if (classes is None) == (numbers is None):
+        raise ValueError("give add_capsules the number of classes, or numbers: one of the two")
     if isinstance(model, str):
         if example is not None:
             raise ValueError("example is for a module: give size, the height and width of the images")
@@ -234,11 +265,11 @@ def add_capsules(
     like = next(part.parameters(), torch.empty(0))
     if example is None:
         example = like.new_zeros(1, *(_image_shape(network) if named is None else named.image_shape))
-    features = Features(part, example, skip_tokens)
+    features = Features(part, example, skip_tokens, dims)
     if isinstance(pretrained, str):
         load_file(part, pretrained, str(model))
     factory: Any = {"device": like.device, "dtype": like.dtype}
-    head = CapsuleHead(features.channels, classes, routing, types, pose, parts, **factory)
+    head = capsules_of(features.channels, classes or 1, numbers, routing, types, pose, parts, features.dims, **factory)
     if named is not None:
         return _classifier(named, features, head, trainable)
     features.training = network.training  # not train(), which sets the modules of the user too
@@ -260,6 +291,7 @@ def library_network(
     pose: Count = 16,
     features: Count = 16,
     sharpness: NotNegative = 5.0,
+    numbers: Count | None = None,
 ) -> FeatureClassifier:
     """Build a network of a library with another end. This is what `--model timm/NAME` names.
 
@@ -270,6 +302,7 @@ def library_network(
         classes, pretrained, trainable, size: see :func:`add_capsules`.
         routing, types, pose: see :class:`CapsuleHead`.
         features, sharpness: see :class:`RoutingPool2d`.
+        numbers: how many numbers it gives, in place of classes, by a :class:`CapsuleRegressor`.
 
     Raises:
         ImportError: the library is not installed.
@@ -278,13 +311,18 @@ def library_network(
     """
     unused = {"features": features != 16, "sharpness": sharpness != 5.0}
     if head == "pool":
-        unused = {"routing": routing is not None, "types": types != 16, "pose": pose != 16}
+        unused = {
+            "routing": routing is not None,
+            "types": types != 16,
+            "pose": pose != 16,
+            "numbers": numbers is not None,
+        }
     for argument, is_given in unused.items():
         if is_given:
             raise ValueError(f"{argument} is not for head={head!r}: leave it out, or choose the other head")
     if head == "capsules":
-        options: Any = {"types": types, "pose": pose}
-        return add_capsules(name, classes, routing, trainable=trainable, pretrained=pretrained, size=size, **options)
+        options: Any = {"types": types, "pose": pose, "numbers": numbers, "pretrained": pretrained, "size": size}
+        return add_capsules(name, None if numbers else classes, routing, trainable=trainable, **options)
     named = named_network(name, pretrained is True, size)
     network, pools = named.network, list(global_pools(named.network))
     if not pools or name.startswith("transformers/"):
@@ -310,11 +348,35 @@ def capsule_resnet(
     classes: Count = 10,
     types: Count = 16,
     pose: Count = 16,
+    numbers: Count | None = None,
 ) -> FeatureClassifier:
-    """The ResNet of `pooling_resnet` with a CapsuleHead in place of its pool, not in a paper: 326,689 parameters."""
+    """The ResNet of `pooling_resnet` with a CapsuleHead in place of its pool, not in a paper: 326,689 parameters.
+
+    With numbers it gives so many numbers in place of classes, by a `CapsuleRegressor`.
+    """
     features = pooling_resnet(depth, in_channels, classes).features
     assert isinstance(features, nn.Sequential)
-    return FeatureClassifier(features[:-2], CapsuleHead(64, classes, routing, types, pose), (in_channels, None, None))
+    end = capsules_of(64, classes, numbers, routing, types, pose, dims=2)
+    return FeatureClassifier(features[:-2], end, (in_channels, None, None))
+
+
+def capsules_of(
+    channels: int,
+    classes: int,
+    numbers: int | None,
+    routing: Routing | None,
+    types: int,
+    pose: int,
+    parts: int | None = None,
+    dims: FeatureDims | None = None,
+    **factory: Any,
+) -> CapsuleHead | CapsuleRegressor:
+    """Build the end of a network: a CapsuleRegressor for numbers, or else a CapsuleHead for classes."""
+    if numbers is None:
+        return CapsuleHead(channels, classes, routing, types, pose, parts, dims, **factory)
+    if parts is not None:
+        raise ValueError("parts is for classes: leave it out, or give classes in place of numbers")
+    return CapsuleRegressor(channels, numbers, routing, types, pose, dims=dims, **factory)
 
 
 def _classifier(named: NamedNetwork, features: nn.Module, end: nn.Module, trainable: Trainable) -> FeatureClassifier:

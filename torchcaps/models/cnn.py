@@ -6,15 +6,16 @@ adds channels of zeros (option A, "padding").
 """
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import Prediction
-from torchcaps.models.inputs import ANY_IMAGE, ImageShape, check_images
-from torchcaps.nn import CapsuleHead
+from torchcaps.models.inputs import ANY_IMAGE, InputShape, check_images
+from torchcaps.nn.head import FeatureCapsules
+from torchcaps.nn.primary import CONVOLUTIONS
 from torchcaps.utils.arguments import Count, checked
 
 Shortcut = Literal["projection", "padding"]
@@ -127,20 +128,36 @@ def residual_features(
     return nn.Sequential(*layers)
 
 
+BATCH_NORMS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+
+def conv_features(
+    in_channels: int, channels: int, strides: Sequence[int], kernel_size: int, dims: int = 2
+) -> nn.Sequential:
+    """Build padded convolutions with batch normalization and ReLU, one for each stride, on maps of these dimensions."""
+    layers: list[nn.Module] = []
+    for index, stride in enumerate(strides):
+        before, padding = channels if index else in_channels, kernel_size // 2
+        layers.append(CONVOLUTIONS[dims](before, channels, kernel_size, stride, padding=padding, bias=False))
+        layers += [BATCH_NORMS[dims](channels), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
 class FeatureClassifier(nn.Module):
     """Network of two parts: features of images, and a classifier of the features.
 
     Args:
         features: network from images to features.
-        classifier: layer from features to logits, or a `CapsuleHead`.
-        image_shape: channels, height and width of an image; None for inputs of any shape.
-        least: least height and width of an image.
+        classifier: layer from features to logits or numbers, such as a `CapsuleHead` or a `CapsuleRegressor`.
+        image_shape: channels, height and width of an image; channels and length of a signal; channels, depth, height
+            and width of a volume; None for inputs of any shape.
+        least: least size of each side.
         trainable: "all", or "head": the features then keep their weights and stay in evaluation mode, so that batch
             normalization keeps its statistics too.
 
     Shape:
-        - Input: `(batch, channels, height, width)`.
-        - Output: a Prediction with logits `(batch, classes)` and, of a `CapsuleHead`, the class capsules.
+        - Input: `(batch, channels, height, width)`, or other sides, see `image_shape`.
+        - Output: a Prediction with logits `(batch, classes)` or numbers and, of a head of capsules, their capsules.
     """
 
     @checked
@@ -148,7 +165,7 @@ class FeatureClassifier(nn.Module):
         self,
         features: nn.Module,
         classifier: nn.Module,
-        image_shape: ImageShape | None = ANY_IMAGE,
+        image_shape: InputShape | None = ANY_IMAGE,
         least: Count = 1,
         trainable: Trainable = "all",
     ):
@@ -169,7 +186,7 @@ class FeatureClassifier(nn.Module):
         if self.image_shape is not None:
             check_images(images, self.image_shape, next(self.parameters(), None), self.least)
         features = self.features(images)
-        if isinstance(self.classifier, CapsuleHead):
+        if isinstance(self.classifier, FeatureCapsules):
             return self.classifier.predict(features, return_coefficients=return_coefficients)
         if return_coefficients:
             raise ValueError("this network has no capsules, so that there are no coefficients to return")

@@ -10,7 +10,7 @@ coefficients are routings: `UniformRouting`, `RandomRouting`.
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.models.cnn import FeatureClassifier
+from torchcaps.models.cnn import FeatureClassifier, conv_features
 from torchcaps.models.registry import register_model
 from torchcaps.nn import CapsuleHead, PrimaryCapsules
 from torchcaps.nn.head import ChannelNorm
@@ -42,7 +42,7 @@ def compare(
     any size. A routing that takes the poses of the children as votes has layers without vote weights (`CapsuleShared`).
     """
     features = _convolutions(in_channels, channels, convolutions, kernel_size=3)
-    head = CapsuleHead(channels, classes, routing, types, pose, parts)
+    head = CapsuleHead(channels, classes, routing, types, pose, parts, dims=2)
     return FeatureClassifier(features, head, (in_channels, None, None))
 
 
@@ -75,10 +75,5 @@ def compare_cnn(in_channels: Count = 3, classes: Count = 10, channels: Count = 2
 
 
 def _convolutions(in_channels: int, channels: int, count: int, kernel_size: int) -> nn.Sequential:
-    """Build padded convolutions with batch normalization and ReLU, every second one with stride 2."""
-    layers: list[nn.Module] = []
-    for index in range(count):
-        before, stride = channels if index else in_channels, 1 + index % 2
-        conv = nn.Conv2d(before, channels, kernel_size, stride, padding=kernel_size // 2, bias=False)
-        layers += [conv, nn.BatchNorm2d(channels), nn.ReLU()]
-    return nn.Sequential(*layers)
+    """Build convolutions, every second one with stride 2."""
+    return conv_features(in_channels, channels, [1 + index % 2 for index in range(count)], kernel_size)

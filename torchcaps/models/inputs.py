@@ -3,45 +3,57 @@
 import torch
 from torch import Tensor
 
+from torchcaps.nn.inputs import SIDES
 from torchcaps.utils.arguments import Count, can_read, check_input
 
 # Channels, height and width; None for any.
 ImageShape = tuple[Count | None, Count | None, Count | None]
+# Channels and sides of a signal, an image or a volume.
+InputShape = (
+    tuple[Count | None, Count | None] | ImageShape | tuple[Count | None, Count | None, Count | None, Count | None]
+)
+INPUTS = {1: "signals", 2: "images", 3: "volumes"}
 ANY_IMAGE: ImageShape = (None, None, None)
 
 
-def check_images(images: Tensor, shape: ImageShape, weight: Tensor | None, least: int = 1) -> None:
-    """Check a batch of images, see also :func:`torchcaps.utils.arguments.check_input`.
+def check_images(images: Tensor, shape: InputShape, weight: Tensor | None, least: int = 1) -> None:
+    """Check a batch of images, signals or volumes, see also :func:`torchcaps.utils.arguments.check_input`.
 
     Args:
         images: the images.
-        shape: channels, height and width that the network takes.
+        shape: channels, height and width that the network takes; of signals channels and length, of volumes channels,
+            depth, height and width.
         weight: a parameter of the network, whose device and precision the images need; None if it has none, as the
             replicas of `nn.DataParallel` do.
-        least: least height and width.
+        least: least size of each side.
 
     Raises:
         ValueError: the images have another shape; a single image without a batch too.
     """
-    check_input("images", images, weight)
+    sides = SIDES[len(shape) - 1]
+    kind = INPUTS[len(sides)]
+    check_input(kind, images, weight)
 
     def fits(given: tuple[int, ...]) -> bool:
-        sizes = len(given) == 4 and all(size in (None, side) for size, side in zip(shape, given[1:], strict=True))
+        sizes = len(given) == 1 + len(shape) and all(
+            size in (None, side) for size, side in zip(shape, given[1:], strict=True)
+        )
         return sizes and min(given[2:]) >= least
 
     if not fits(given := tuple(images.shape)):
-        names = zip(shape, ("channels", "height", "width"), strict=True)
+        names = zip(shape, ("channels", *sides), strict=True)
         expected = ", ".join(name if size is None else str(size) for size, name in names)
-        end = f", height and width at least {least}" if least > 1 else ""
+        end = f", {' and '.join(sides)} at least {least}" if least > 1 else ""
+        gray = "gray " if kind == "images" else ""
         ways = {
-            "a single image needs images.unsqueeze(0)": (1, *given),
-            "gray images without channels need images.unsqueeze(1)": (*given[:1], 1, *given[1:]),
-            "a single gray image needs images[None, None]": (1, 1, *given),
-            "channels that come last need images.movedim(-1, 1)": (*given[:1], *given[-1:], *given[1:-1]),
+            f"a single {kind[:-1]} needs {kind}.unsqueeze(0)": (1, *given),
+            f"{gray}{kind} without channels need {kind}.unsqueeze(1)": (*given[:1], 1, *given[1:]),
+            f"a single {gray}{kind[:-1]} without channels needs {kind}[None, None]": (1, 1, *given),
+            f"channels that come last need {kind}.movedim(-1, 1)": (*given[:1], *given[-1:], *given[1:-1]),
         }
         right = [way for way, then in ways.items() if fits(then)]
         advice = f": {', '.join(right)}" if right else ""
-        raise ValueError(f"expected images of shape (batch, {expected}){end}, got {given}{advice}")
+        raise ValueError(f"expected {kind} of shape (batch, {expected}){end}, got {given}{advice}")
 
 
 def check_embeddings(embeddings: Tensor, mask: Tensor | None, weight: Tensor) -> None:
