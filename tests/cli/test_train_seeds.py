@@ -89,3 +89,19 @@ def test_a_signal_says_how_all_go_on(capfd):
     assert match[1] == match[3]
     assert Path(match[2]).is_file()
     assert newest("runs")["global_step"] == 2
+
+
+def test_what_is_done_before_an_error_is_not_lost(monkeypatch, capfd):
+    train_once, done = train._train, []
+
+    def second_fails(options):
+        if done:
+            raise ValueError("the disk is full")
+        done.append(train_once(options))
+        return done[0]
+
+    monkeypatch.setattr(train, "_train", second_fails)
+    assert call("train", *RUN, "--seeds", "3", "5", "6") == 2
+    printed = capfd.readouterr()
+    assert "the disk is full" in printed.err
+    assert printed.out.splitlines()[-4].split() == ["mean", "standard", "deviation", "seed", "3"]

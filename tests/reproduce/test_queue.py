@@ -15,7 +15,7 @@ import torch
 
 from torchcaps.cli import main
 from torchcaps.reproduce import results
-from torchcaps.reproduce.plan import Run, plan
+from torchcaps.reproduce.plan import PlannedRun, plan
 from torchcaps.reproduce.queue import _take, missing
 from torchcaps.reproduce.results import Result, add_results, read_results
 from torchcaps.reproduce.work import _parts
@@ -121,7 +121,7 @@ def test_two_queues_share_the_rows(tmp_path, images_of_noise):
 def test_a_run_is_taken_by_one_queue(tmp_path):
     (first, lock), (second, other) = _take(tmp_path, plan([ROW]), set()), _take(tmp_path, plan([ROW]), set())
     assert (first.seed, second.seed) == (0, 1)
-    assert _take(tmp_path, plan([ROW]), {Run(ROW, 2)}) is None  # this one it has tried
+    assert _take(tmp_path, plan([ROW]), {PlannedRun(ROW, 2)}) is None  # this one it has tried
     lock.release()
     add_results(tmp_path / "results.csv", [replace(DONE, seed=0)])
     (third, last) = _take(tmp_path, plan([ROW]), set())

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from lightning import Trainer
+from recorder import small_trainer
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
@@ -13,10 +14,13 @@ from torchcaps.data.images import ImageSet
 from torchcaps.functional import margin_loss
 from torchcaps.measures.predicting import predict
 from torchcaps.models import FeatureClassifier
-from torchcaps.training import Classifier
+from torchcaps.training import Classifier, mixup
 from torchcaps.training.classifier import check_compiler
 
-pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You are trying to `self.log"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
 
 
 def small(decoder=(16,)) -> CapsNet:
@@ -52,7 +56,7 @@ def test_training_reconstructs_the_label_and_tests_the_likeliest_class(monkeypat
     ("options", "said"),
     [
         ({"top_k": 4}, "top_k must be from 1 to classes=3"),
-        ({"mixup": 0.2, "labels_per_image": 2}, "mixup must be 0 with several labels"),
+        ({"mixup": 0.2, "labels_per_image": 2}, "mixup must be 0 with numbers, with a given number"),
         ({"features_lr": 0.1}, "features_lr=0.1 needs a network with `features`, and CapsNet has none"),
         ({"compile": True, "feedback": lambda network: None}, "compile must be false with feedback"),
         ({"reconstruction_weight": 0.1, "labels_per_image": None}, "reconstruction_weight=0.1 needs a number as"),
@@ -261,8 +265,8 @@ IMAGES, LABELS = torch.rand(4, 1, 8, 8), torch.tensor([0, 2, 1, 1])
     ],
 )
 def test_wrong_batches(wrong, error, message):
-    for mixup in (0.0, 0.2):
-        classifier = Classifier(small(), of_activations(nn.CrossEntropyLoss()), classes=3, mixup=mixup)
+    for alpha in (0.0, 0.2):
+        classifier = Classifier(small(), of_activations(nn.CrossEntropyLoss()), classes=3, mixup=alpha)
         with pytest.raises(error, match=rf"^{message}[^\n]*$"):
             classifier.training_step(wrong, 0)
 
@@ -546,3 +550,83 @@ def test_what_cannot_be_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", fails)
     with pytest.raises(ValueError, match=r"does not work on this machine \(no C\+\+ compiler was found\)"):
         check_compiler(torch.device("cpu"))
+
+
+class OfTargets(LabeledData):
+    """Sixteen inputs of two features, whose targets are numbers or labels."""
+
+    classes = 2
+
+    def __init__(self, target: str, labels: torch.Tensor) -> None:
+        super().__init__(batch_size=4)
+        self.target, self.labels = target, labels
+
+    def _set(self, stage: str) -> ImageSet:
+        return ImageSet(torch.arange(32.0).view(16, 2, 1, 1) / 10, self.labels)
+
+
+class ToScores(nn.Module):
+    """A linear map of the features to scores or, squashed, to activations."""
+
+    def __init__(self, gives_logits: bool = True) -> None:
+        super().__init__()
+        self.gives_logits = gives_logits
+        torch.manual_seed(0)
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, inputs: torch.Tensor) -> Prediction:
+        scores = self.linear(inputs.flatten(1))
+        return Prediction(scores) if self.gives_logits else Prediction(activations=scores.sigmoid())
+
+
+def trained(model: Classifier, data: LabeledData) -> Trainer:
+    trainer = small_trainer()
+    trainer.fit(model, data)
+    return trainer
+
+
+def test_numbers_are_standardized_in_the_loss():
+    numbers = torch.stack([torch.arange(16.0), 1000 * torch.arange(16.0).square()], 1)
+    model = Classifier(ToScores(), nn.MSELoss(), 2, numbers=True, optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
+    trainer = trained(model, OfTargets("numbers", numbers))
+    torch.testing.assert_close(model.mean, numbers.mean(0))
+    torch.testing.assert_close(model.deviation, numbers.std(0, correction=0))
+    inputs = torch.arange(32.0).view(16, 2, 1, 1) / 10
+    errors = (model.network(inputs).scores - numbers) / numbers.std(0, correction=0)
+    torch.testing.assert_close(trainer.callback_metrics["val/loss"], errors.square().mean().detach())
+    assert "val/accuracy" not in trainer.callback_metrics
+    assert {"mean", "deviation"} <= model.state_dict().keys()  # a test of a checkpoint has the same loss
+
+
+def test_numbers_need_labels_of_numbers():
+    model = Classifier(ToScores(), nn.MSELoss(), 2, numbers=True)
+    with pytest.raises(ValueError, match=r"needs a data set of torchcaps.data with labels \(n, 2\), and the training"):
+        trained(model, OfTargets("numbers", torch.arange(16)))
+    for options in ({"labels_per_image": None}, {"class_weights": [1.0, 2.0]}):
+        with pytest.raises(ValueError, match="numbers=True needs labels_per_image=1"):
+            Classifier(ToScores(), nn.MSELoss(), 2, numbers=True, **options)
+
+
+@pytest.mark.parametrize("gives_logits", [True, False])
+def test_several_labels_are_likely_or_not(gives_logits):
+    """Of scores as of activations, a label is predicted where its probability is above one half."""
+    network = ToScores(gives_logits)
+    labels = (network.linear(torch.arange(32.0).view(16, 2) / 10) > 0).float().detach()
+    labels[0] = 1 - labels[0]  # one of sixteen is wrong
+    loss = nn.BCEWithLogitsLoss() if gives_logits else MarginLoss()
+    model = Classifier(network, loss, 2, labels_per_image=None, optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
+    trainer = trained(model, OfTargets("labels", labels))
+    assert trainer.callback_metrics["val/accuracy"] == 15 / 16
+    predicted = model.outcome("test", (torch.rand(3, 2, 1, 1), torch.ones(3, 2)), 0).predicted
+    assert predicted.min() >= 0
+    assert predicted.max() <= 1
+
+
+def test_mixup_of_several_labels():
+    torch.manual_seed(0)
+    labels = torch.tensor([[1.0, 1.0], [0.0, 0.0]]).repeat(8, 1)
+    inputs, mixed = mixup(labels[:, :, None], labels, 2, alpha=1.0)
+    assert torch.equal(inputs.squeeze(2), mixed)
+    assert ((mixed > 0) & (mixed < 1)).any()
+    model = Classifier(ToScores(), nn.BCEWithLogitsLoss(), 2, labels_per_image=None, mixup=0.2)
+    assert trained(model, OfTargets("labels", labels)).callback_metrics["train/loss"].isfinite()

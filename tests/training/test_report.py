@@ -12,9 +12,11 @@ from torchcaps import create_model
 from torchcaps.data import Digits
 from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
 from torchcaps.measures.calibration import best_temperature, calibrated_temperature, calibration_error
+from torchcaps.measures.labels import best_thresholds, of_each_label
 from torchcaps.training import Classifier
 from torchcaps.training.curves import curves_of
-from torchcaps.training.report import Report, _class_rows, accuracies
+from torchcaps.training.report import Report
+from torchcaps.training.results import ClassResults, LabelResults, NumberResults, Predicted, _class_rows, accuracies
 
 
 def test_temperature_of_scores_that_are_too_sure():
@@ -55,24 +57,20 @@ def test_many_samples_tell_a_temperature():
     assert calibrated_temperature(torch.eye(4)[right], right) == best_temperature(torch.eye(4)[right], right)
 
 
-def calibrated(held_out: int) -> Report:
-    """Return the report on scores of which one in ten is wrong."""
-    report = Report()
+def calibrated(held_out: int) -> ClassResults:
+    """Return the results of scores of which one in ten is wrong."""
     labels = torch.arange(1000) % 3
     scores = torch.eye(3)[torch.where(torch.arange(1000) % 10 == 0, labels + 1, labels) % 3]
-    report._calibrated(labels[:held_out], scores[:held_out], labels, scores)
-    return report
+    return ClassResults("abc", Predicted(labels, scores), Predicted(labels[:held_out], scores[:held_out]))
 
 
 def test_calibration_is_said_where_it_is_known():
-    report = calibrated(1000)
-    assert report.calibration.startswith(
-        "temperature: 0.346; the calibration error on the test set is 0.0000 with it, "
-    )
-    assert set(report.about) == {"temperature", "calibration_error"}
-    report = calibrated(29)
-    assert report.calibration == "temperature: 1; 29 validation samples are too few to choose another"
-    assert not report.about
+    results = calibrated(1000)
+    assert results.line.startswith("temperature: 0.346; the calibration error on the test set is 0.0000 with it, ")
+    assert set(results.facts) == {"temperature", "calibration_error"}
+    results = calibrated(29)
+    assert results.line == "temperature: 1; 29 validation samples are too few to choose another"
+    assert not results.facts
 
 
 def test_calibration_error_by_hand():
@@ -136,20 +134,22 @@ def test_a_sample_that_an_idle_process_repeats_is_left_out(monkeypatch):
     report._batches["test"] = []
     for own in (3, 2):
         monkeypatch.setattr(model, "_share", lambda stage, index, count, own=own: (own, 5))
-        report._add("test", batch[1], model.test_step(batch, 0)["evidence"])
+        report._add("test", batch[1], model.test_step(batch, 0)["predicted"])
     labels, scores = report._of_all("test", model)
     assert labels.tolist() == [0, 1, 2, 0, 1]
     assert scores.shape == (5, 10)
 
 
-def test_held_out_accuracy_counts_the_top_k():
+def test_held_out_accuracy_counts_the_top_k(monkeypatch):
     network = create_model("pooling_cnn", in_channels=1, channels=2, features=2)
     model = Classifier(network, nn.CrossEntropyLoss(), 10, top_k=2)
     report, scores = Report(), torch.eye(10)[:4] + 0.5 * torch.eye(10)[1:5]
     for stage in ("validate", "test"):
         report._batches[stage] = []
         report._add(stage, torch.tensor([0, 2, 4, 4]), scores)  # the highest, the second, neither, the second
-    trainer = SimpleNamespace(is_global_zero=True, datamodule=Digits())
+    monkeypatch.setattr(model, "log", lambda *_, **__: None)
+    trainer = SimpleNamespace(is_global_zero=True, datamodule=Digits(), callback_metrics={})
+    report.on_test_epoch_end(trainer, model)
     report.on_test_end(trainer, model)
     # Of the classes 0, 2 and 4 all, all and half of the samples are right.
     assert report.about["metrics"] == pytest.approx({"val/accuracy": 0.75, "val/balanced_accuracy": 2.5 / 3})
@@ -159,7 +159,7 @@ def test_a_network_may_have_more_classes_than_the_data(tmp_path: Path):
     data = Digits()
     data.setup("test")
     labels, probabilities = data.test_set.labels, torch.eye(12)[torch.full((len(data.test_set),), 11)]
-    Report()._write_mistakes(tmp_path, data, labels, probabilities)
+    ClassResults(data.names, Predicted(labels, probabilities), None).write(tmp_path, data)
     assert "class 11" in (tmp_path / "mistakes.csv").read_text().splitlines()[1]
 
 
@@ -172,5 +172,56 @@ def test_figures_show_every_class_and_number():
     assert not many.axes[0].texts
     figure = curves_figure({"loss": {"training": ([1, 2], [2.0, 1.0])}, "accuracy": {"training": ([1], [0.5])}}, 2.0)
     assert [axis.get_ylabel() for axis in figure.axes] == ["loss", "accuracy"]
-    drawn = mistakes_figure([torch.rand(1, 4, 4)] * 7, ["cat\ntaken for dog"] * 7)
+    drawn = mistakes_figure([torch.rand(1, 4, 4)] * 7, ["cat\ntaken for dog"] * 7, "Images")
     assert len([axis for axis in drawn.axes if axis.axison]) == 7
+
+
+def test_thresholds_by_hand():
+    """Of ten samples the first five have the first label, whose probabilities are 0.3 and 0.2 where one is wrong."""
+    labels = torch.tensor([1.0] * 5 + [0.0] * 5)[:, None]
+    probabilities = torch.tensor([0.9, 0.4, 0.3, 0.3, 0.1, 0.2, 0.1, 0.05, 0.01, 0.0])[:, None]
+    # Above 0.25 four of five are found, and nothing else: F1 = 8 / 9. At 0.5 it would be 2 / 6.
+    assert best_thresholds(probabilities, labels).tolist() == pytest.approx([0.25])
+    (of_label,) = of_each_label(probabilities, labels, torch.tensor([0.25]))
+    assert of_label[:3] == pytest.approx((1, 0.8, 8 / 9))
+    assert of_label.samples == 5
+    assert best_thresholds(probabilities[1:], labels[1:]).tolist() == [0.5]  # four samples say too little
+
+
+def test_equal_probabilities_have_one_threshold():
+    labels = torch.tensor([1.0, 0.0] * 5)[:, None]
+    assert best_thresholds(torch.full((10, 1), 0.3), labels).tolist() == pytest.approx([0.15])  # all are predicted
+
+
+def test_results_of_several_labels(tmp_path: Path):
+    labels = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]])
+    probabilities = torch.tensor([[0.9, 0.2, 0], [0.2, 0.8, 0], [0.8, 0.4, 0], [0.6, 0.1, 0]])
+    results = LabelResults(["a", "b", "never"], Predicted(labels, probabilities), None)
+    # Right are the first two; the third lacks b, and the last one has nothing.
+    assert results.metrics["exact_match"] == 0.5
+    assert results.metrics["macro_f1"] == pytest.approx((2 * 2 / (2 * 2 + 1) + 2 / 3) / 2)  # over the labels that occur
+    assert results.metrics["average_precision"] == 1
+    assert results.rows[2] == ("never", "0.0000", "0.0000", "0.0000", "", "0.5000", "0")
+    assert results.rows[3][0] == "mean of the labels"
+    assert results.facts == {}  # the run has none of a validation
+    lower = LabelResults(["a", "b", "never"], Predicted(labels, probabilities), None, [0.7, 0.3, 0.5])
+    assert lower.metrics["exact_match"] == 1
+    data = SimpleNamespace(keys=lambda stage: ["w", "x", "y", "z"])
+    results.write(tmp_path, data)
+    written = (tmp_path / "mistakes.csv").read_text().splitlines()
+    assert written == ["sample,labels,prediction", "z,no label,a", "y,a|b,a"] or written[1:] == [
+        "y,a|b,a",
+        "z,no label,a",
+    ]
+
+
+def test_results_of_numbers(tmp_path: Path):
+    numbers = torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]])
+    predicted = torch.tensor([[0.0, 1.0], [2.0, 1.0], [1.0, 3.0]])
+    results = NumberResults(["x", "y"], Predicted(numbers, predicted), Predicted(numbers, numbers))
+    assert results.metrics == pytest.approx({"r2": 1 - 9 / 8, "rmse/x": 3**0.5, "rmse/y": (4 / 3) ** 0.5})
+    assert results.rows == [("x", "1.732", "1", "-0.125", "3"), ("y", "1.155", "0.6667", "", "3")]
+    assert results.held_out_metrics["rmse/x"] == 0
+    results.write(tmp_path, SimpleNamespace(keys=lambda stage: ["u", "v", "w"]))
+    assert (tmp_path / "numbers.png").stat().st_size
+    assert (tmp_path / "mistakes.csv").read_text().splitlines()[1] == 'w,"4, 1","1, 3"'

@@ -1,4 +1,4 @@
-"""Predict the classes of pictures, arrays or texts with a trained network."""
+"""Predict the classes, labels or numbers of pictures, arrays or texts with a trained network."""
 
 import argparse
 import csv
@@ -67,30 +67,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "all (default: all samples; under torchrun, a part for each process)",
     )
     parser.epilog = (
-        "Each row has the sample, the likeliest class, its probability, and P(class) for each class. With --out, a "
+        "Each row has the sample, the likeliest class, its probability, and P(class) for each class; where a sample "
+        "has several labels, those that are likely enough, and P(label) for each; or the numbers. With --out, a "
         "prediction that was interrupted goes on where it stopped when the same command runs again."
     )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write a row for each sample: its name, the likeliest class, and the probability of each class."""
+    """Write a row for each sample: its name, and what is predicted of it."""
     if options.out and options.out.is_dir():
         raise ValueError(f"--out {options.out} is a folder: give the path of a .csv file")
     part, parts = _part(options)
     trained = find_run(options)
     with _name_skip_bad_in_errors():
-        if trained.values["model"].get("labels_per_image", 1) != 1:
-            raise ValueError("predictions are of one class for each sample, and this network was trained for several")
+        if trained.values["model"].get("labels_per_image", 1) not in (1, None):
+            raise ValueError("predictions are of one class, or of any number of labels, and this network names several")
         samples = list(_samples(options, trained))
         if not samples:
             raise ValueError(f"there is nothing to predict in {' '.join(options.paths)}")
-        calibrated = f"temperature {trained.temperature:.3g}" if trained.temperature else "probabilities not calibrated"
+        about = f", {_about_probabilities(trained)}" if trained.target != "numbers" else ""
         parts = min(parts, len(samples))
         if part > parts:
             print(f"torchcaps: no sample is left for part {part}: {counted(len(samples), 'sample')}", file=sys.stderr)
             return
         share = f", part {part} of {parts}" * (parts > 1)
-        print(f"torchcaps: {counted(len(samples), 'sample')}{share}, {trained.path}, {calibrated}", file=sys.stderr)
+        print(f"torchcaps: {counted(len(samples), 'sample')}{share}, {trained.path}{about}", file=sys.stderr)
         skipped: list[str] | None = [] if options.skip_bad else None
         if options.out is None:
             writer = csv.writer(CSVLines(sys.stdout))
@@ -239,7 +240,30 @@ def _header(trained: "Run") -> list[str]:
     from torchcaps.data import TextData
 
     kind = "text" if isinstance(trained.data(), TextData) else "file"
-    return [kind, "prediction", "probability", *(f"P({name})" for name in trained.names)]
+    if trained.target == "numbers":
+        return [kind, *trained.names]
+    likeliest = ["prediction", "probability"] if trained.target == "class" else ["prediction"]
+    return [kind, *likeliest, *(f"P({name})" for name in trained.names)]
+
+
+def _about_probabilities(trained: "Run") -> str:
+    """Return what the training has chosen on its validation set."""
+    if trained.target == "labels":
+        return "thresholds of the run" if trained.checkpoint.thresholds else "threshold 0.5 for each label"
+    return f"temperature {trained.temperature:.3g}" if trained.temperature else "probabilities not calibrated"
+
+
+def _cells(trained: "Run", values: "Tensor") -> list[str]:
+    """Return what the table has of a sample: its numbers, or what is likely, and probabilities."""
+    if trained.target == "numbers":
+        return [f"{value:.6g}" for value in values.tolist()]
+    probabilities = [f"{value:.6f}" for value in values.tolist()]
+    if trained.target == "labels":
+        likely = (values > trained.thresholds).nonzero().squeeze(1).tolist()
+        separator = getattr(trained.data(), "separator", None) or "|"
+        return [separator.join(trained.names[k] for k in likely), *probabilities]
+    likeliest = int(values.argmax())
+    return [trained.names[likeliest], probabilities[likeliest], *probabilities]
 
 
 def _rows(
@@ -259,12 +283,7 @@ def _rows(
     with progress_bar() as progress:
         bar = progress.add_task("predicting", total=len(samples))
         for index, row in predictions:
-            likeliest = int(row.argmax())
-            yield [
-                samples[index].name,
-                trained.names[likeliest],
-                *(f"{probability:.6f}" for probability in (float(row[likeliest]), *row.tolist())),
-            ]
+            yield [samples[index].name, *_cells(trained, row)]
             progress.update(bar, completed=index + 1)
 
 

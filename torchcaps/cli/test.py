@@ -37,8 +37,8 @@ def print_test(training: "Training") -> dict[str, float]:
     if training.trainer.is_global_zero:
         for name, value in metrics.items():
             print(f"{name}: {value:.4f}")
-        if report:
-            print_table(report.HEADER, report.rows)
-            if report.calibration:
-                print(report.calibration)
+        if report and (results := report.results):
+            print_table(results.header, results.rows)
+            if results.line:
+                print(results.line)
     return metrics

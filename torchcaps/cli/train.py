@@ -51,21 +51,30 @@ def run(options: argparse.Namespace) -> None:
         return
     seeds = _check_seeds(options)
     results: list[dict[str, float]] = []
-    for place, seed in enumerate(seeds):
-        print(f"seed {seed}")
-        try:
-            results.append(_train(_with_seed(options, seed)))
-            gc.collect()  # a training lies in cycles: its samples and its graph would take memory from the next one
-        except Stopped as stop:
-            if left := seeds[place + 1 :]:
-                stop.message += f"; then: {_command(options, ['--seeds', *map(str, left)])}"
-            raise
+    try:
+        for place, seed in enumerate(seeds):
+            print(f"seed {seed}")
+            try:
+                results.append(_train(_with_seed(options, seed)))
+                gc.collect()  # a training lies in cycles: its samples and its graph would take memory from the next one
+            except Stopped as stop:
+                if left := seeds[place + 1 :]:
+                    stop.message += f"; then: {_command(options, ['--seeds', *map(str, left)])}"
+                raise
+    finally:
+        if results:  # also of those that were done before a stop or an error
+            _print_means(seeds, results)
+
+
+def _print_means(seeds: Sequence[int], results: Sequence[dict[str, float]]) -> None:
+    """Print the results of the first seeds, and what they are together."""
     of_all = [(name, [result[name] for result in results]) for name in results[0]]
     rows = [
         (name, f"{mean(values):.4f}", f"{stdev(values):.4f}" if len(values) > 1 else "", *(f"{x:.4f}" for x in values))
         for name, values in of_all
     ]
-    print_table(("", "mean", "standard deviation", *(f"seed {seed}" for seed in seeds)), rows)
+    header = ("", "mean", "standard deviation", *(f"seed {seed}" for seed in seeds[: len(results)]))
+    print_table(header, rows)
 
 
 def _check_seeds(options: argparse.Namespace) -> list[int]:

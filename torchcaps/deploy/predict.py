@@ -20,7 +20,7 @@ TEXTS_AT_ONCE = 100  # whose embeddings are on the disk at once, 1 GB if each ha
 def predict_pictures(
     run: Run, paths: Sequence[Path | str], batch_size: Count = 64, skipped: list[str] | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the index of each picture file, or file with an array, and the probabilities of its classes `(classes,)`.
+    """Yield the index of each file and the probabilities of its classes, or its numbers, `(classes,)`.
 
         for index, probabilities in predict_pictures(Run.find("best.ckpt"), ["a.png", "b.jpg"]): ...
 
@@ -42,12 +42,12 @@ def predict_pictures(
         images = data.pictures([Path(path) for path in paths[start : start + batch_size]], skipped)
         if images:
             batch = data.center(torch.stack(list(images.values())))
-            yield from zip((start + place for place in images), run.probabilities(batch), strict=True)
+            yield from zip((start + place for place in images), _predicted(run, batch), strict=True)
 
 
 @checked
 def predict_texts(run: Run, texts: Sequence[str], batch_size: Count = 64) -> Iterator[tuple[int, Tensor]]:
-    """Yield the index of each text and the probabilities of its classes `(classes,)`.
+    """Yield the index of each text and the probabilities of its classes, or its numbers, `(classes,)`.
 
     Args:
         run: run of a network of texts.
@@ -72,6 +72,10 @@ def predict_texts(run: Run, texts: Sequence[str], batch_size: Count = 64) -> Ite
             for first in range(0, len(chunk), batch_size):
                 places = range(first, min(first + batch_size, len(chunk)))
                 states, mask = embeddings.padded(places)
-                rows = run.probabilities((states.float(), mask))
+                rows = _predicted(run, (states.float(), mask))
                 yield from zip((start + place for place in places), rows, strict=True)
             shutil.rmtree(encoder.folder)
+
+
+def _predicted(run: Run, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return run.scores(inputs) if run.target == "numbers" else run.probabilities(inputs)

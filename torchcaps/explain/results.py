@@ -11,6 +11,7 @@ from torchcaps.measures.axes import MARKERS, Row, color_bar, in_style, panels_fi
 from torchcaps.utils.arguments import checked
 
 MOST_NUMBERED = 25  # classes whose counts are written into the confusion matrix
+MOST_PANELS = 12  # numbers that are drawn
 
 
 @checked
@@ -69,12 +70,38 @@ def confusion_figure(counts: np.ndarray, names: Sequence[str]) -> Figure:
 
 
 @checked
-def mistakes_figure(images: Sequence[Tensor], titles: Sequence[str]) -> Figure:
+def mistakes_figure(images: Sequence[Tensor], titles: Sequence[str], title: str) -> Figure:
     """Draw images in a grid, each under its title.
 
     Args:
         images: each `(channels, height, width)` in [0, 1].
         titles: a title for each of them, perhaps of several lines.
+        title: title of the figure.
     """
     rows = [Row(images, titles, [{"fontsize": 8}] * len(titles))]
-    return panels_figure(rows, "Images that are taken for another class", 1.7, 6)
+    return panels_figure(rows, title, 1.7, 6)
+
+
+@checked
+@in_style
+def numbers_figure(numbers: Tensor, predicted: Tensor, names: Sequence[str]) -> Figure:
+    """Draw a panel per number: each sample at its true and its predicted value, and the line on which both are equal.
+
+    Args:
+        numbers, predicted: `(n, numbers)`.
+        names: names of the numbers, of which the first 12 are drawn.
+    """
+    names = names[:MOST_PANELS]
+    columns = min(len(names), 4)
+    lines = -(-len(names) // columns)
+    figure = Figure(figsize=(3.2 * columns, 3.2 * lines + 0.4))
+    axes = figure.subplots(lines, columns, squeeze=False).flat
+    for k, (axis, name) in enumerate(zip(axes, names, strict=False)):
+        true, of_network = numbers[:, k].tolist(), predicted[:, k].tolist()
+        axis.axline((numbers[0, k].item(),) * 2, slope=1, color="0.5", linewidth=1, linestyle=":")
+        axis.scatter(true, of_network, s=8, alpha=0.5, linewidths=0)
+        axis.set(title=name, xlabel="true", ylabel="predicted")
+    for axis in list(axes):
+        axis.set_axis_off()  # of a last line that is not full
+    figure.suptitle("What was predicted of each test sample")
+    return figure

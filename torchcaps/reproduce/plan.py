@@ -20,7 +20,7 @@ SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """A row of a paper's table, trained with a seed.
 
     Args:
@@ -80,14 +80,14 @@ class Run:
 
 def plan(
     wanted: Sequence[str] = (), check_hashes: bool = True, compiled: bool = False, resident: bool = False
-) -> list[Run]:
+) -> list[PlannedRun]:
     """Return all runs in their order: those of plan.yaml first, entry by entry, then the others.
 
     Args:
         wanted: papers, tables or recipes to run, or nothing for all rows with a published number. With ` --small`
             behind a name, the small versions. Of a table that compares, and has no published number, all rows. A name
             that is unknown is a ValueError.
-        check_hashes, compiled, resident: see `Run`.
+        check_hashes, compiled, resident: see `PlannedRun`.
     """
     entries = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
     every = _rows()
@@ -102,7 +102,7 @@ def plan(
             del left[row]
     parts.append((list(left), ()))
     runs = [
-        Run(row, seed, tuple(tested_on), check_hashes, compiled, resident)
+        PlannedRun(row, seed, tuple(tested_on), check_hashes, compiled, resident)
         for rows, tested_on in parts
         for seed in SEEDS
         for row in rows

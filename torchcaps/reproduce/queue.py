@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from torchcaps.reproduce.plan import Run
+from torchcaps.reproduce.plan import PlannedRun
 from torchcaps.reproduce.results import known_results, seeds_in_words, summary
 from torchcaps.reproduce.work import steps_done, work
 from torchcaps.utils.files import make_folder, read_text
@@ -22,7 +22,7 @@ from torchcaps.utils.files import make_folder, read_text
 HEADER = ("row", "published", "ours", "still to train", "steps taken", "")
 
 
-def missing(root: Path, runs: Sequence[Run], again: bool = False) -> list[Run]:
+def missing(root: Path, runs: Sequence[PlannedRun], again: bool = False) -> list[PlannedRun]:
     """Return those of the runs that have no result yet, in their order. Those that failed last time come last. With
     `again`, results that come with the package do not count."""
     done = {result.key for result in known_results(root, packaged=not again)}
@@ -30,7 +30,7 @@ def missing(root: Path, runs: Sequence[Run], again: bool = False) -> list[Run]:
     return sorted(left, key=lambda run: _failure(run, root) != "")
 
 
-def table(root: Path, runs: Sequence[Run], again: bool = False) -> list[tuple[str, ...]]:
+def table(root: Path, runs: Sequence[PlannedRun], again: bool = False) -> list[tuple[str, ...]]:
     """Return a line of cells for each row, with the columns of HEADER: the published number, ours, and what is left."""
     results, left = known_results(root, packaged=not again), missing(root, runs, again)
     lines: list[tuple[str, ...]] = []
@@ -47,7 +47,7 @@ def table(root: Path, runs: Sequence[Run], again: bool = False) -> list[tuple[st
 
 def reproduce(
     root: Path,
-    runs: Sequence[Run],
+    runs: Sequence[PlannedRun],
     hours: float | None,
     threads: int,
     progress: Callable[[str], None],
@@ -64,7 +64,7 @@ def reproduce(
         again: whether to train also those whose results come with the package.
     """
     end = None if hours is None else time.monotonic() + 3600 * hours
-    tried: set[Run] = set()
+    tried: set[PlannedRun] = set()
     while taken := _take(root, runs, tried, again):
         run, lock = taken
         tried.add(run)
@@ -91,7 +91,9 @@ def reproduce(
     progress(f"runs without a result: {left}, failed or in another queue" if left else done)
 
 
-def _take(root: Path, runs: Sequence[Run], tried: set[Run], again: bool = False) -> tuple[Run, FileLock] | None:
+def _take(
+    root: Path, runs: Sequence[PlannedRun], tried: set[PlannedRun], again: bool = False
+) -> tuple[PlannedRun, FileLock] | None:
     """Return the next run that no other queue has, and its lock, which this queue has now; None if there is none."""
     for run in missing(root, runs, again):
         if run in tried:
@@ -106,14 +108,14 @@ def _take(root: Path, runs: Sequence[Run], tried: set[Run], again: bool = False)
     return None
 
 
-def _failure(run: Run, root: Path) -> str:
+def _failure(run: PlannedRun, root: Path) -> str:
     """Return the error of a run that failed last time, or an empty text."""
     with suppress(ValueError):
         return read_text(run.folder(root) / "failed.txt")
     return ""
 
 
-def _start(run: Run, root: Path, threads: int) -> BaseProcess:
+def _start(run: PlannedRun, root: Path, threads: int) -> BaseProcess:
     # Libraries read these when they are loaded. PASSIVE: threads that spin while they wait slow down all others.
     os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")
     process = get_context("spawn").Process(target=work, args=(run, root))

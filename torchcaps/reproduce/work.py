@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock
 
 from torchcaps.recipes.values import options_of
-from torchcaps.reproduce.plan import Run
+from torchcaps.reproduce.plan import PlannedRun
 from torchcaps.reproduce.results import Result, add_results, in_unit, known_results
 from torchcaps.runs.checkpoint import Checkpoint
 from torchcaps.runs.places import newest_intact
@@ -31,7 +31,7 @@ from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
 
 
-def work(run: Run, root: Path) -> None:
+def work(run: PlannedRun, root: Path) -> None:
     """Train a row and test it, as the main function of a process. Errors are written to `failed.txt`, and all output to
     `log.txt`, in the folder of the run."""
     if hasattr(os, "setsid"):
@@ -55,7 +55,7 @@ def work(run: Run, root: Path) -> None:
         raise
 
 
-def steps_done(run: Run, root: Path) -> int:
+def steps_done(run: PlannedRun, root: Path) -> int:
     """Return the number of steps that the newest checkpoint of a run has taken."""
     checkpoint, _ = newest_intact(run.folder(root).glob("version_*/checkpoints"))
     return 0 if checkpoint is None else Checkpoint.read(checkpoint).step
@@ -69,7 +69,7 @@ def _stop_without_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _train(run: Run, root: Path, signals: StopSignals) -> None:
+def _train(run: PlannedRun, root: Path, signals: StopSignals) -> None:
     folder, recipe = run.folder(root), run.load()
     checkpoint, problem = newest_intact(folder.glob("version_*/checkpoints"))
     if problem:
@@ -108,7 +108,7 @@ def _parts(folder: Path) -> list[dict[str, Any]]:
     return sorted(parts, key=lambda part: part["began"])
 
 
-def _test(run: Run, data: str, trained: Training, tested: Training, parts: list[dict[str, Any]]) -> Result:
+def _test(run: PlannedRun, data: str, trained: Training, tested: Training, parts: list[dict[str, Any]]) -> Result:
     """Test the network of `trained` on the data of `tested`, and return the result."""
     (metrics,) = tested.trainer.test(tested.model, tested.datamodule, verbose=False)
     recipe = run.load()

@@ -45,6 +45,7 @@ class Checkpoint:
         network_state: parameters and buffers of the network.
         facts: what is known of the training, such as its metrics; see :class:`torchcaps.training.Report`.
         temperature: number by which scores are divided before the softmax; None if the training has chosen none.
+        thresholds: probability above which each of several labels is predicted; None if the training has chosen none.
         files: the user's own files of the recipe; modules beside them may run if code is allowed.
         training: the state of the training by the names in PARTS, without that of the optimizer, which may take twice
             the memory of the weights; {} in a folder.
@@ -56,6 +57,7 @@ class Checkpoint:
     network_state: dict[str, Tensor] = field(repr=False)
     facts: dict[str, Any] = field(repr=False)
     temperature: float | None = None
+    thresholds: tuple[float, ...] | None = None
     files: tuple[Path, ...] = ()
     training: dict[str, Any] = field(default_factory=dict, repr=False)
     missing: tuple[str, ...] = ()
@@ -92,6 +94,7 @@ class Checkpoint:
             {name.removeprefix(NETWORK): value for name, value in state.items() if name.startswith(NETWORK)},
             facts,
             _temperature(facts.get("temperature"), path, A_CHECKPOINT),
+            _thresholds(facts.get("thresholds"), path, A_CHECKPOINT),
             tuple(map(Path, files)),
             {name: content[name] for name in PARTS if name in content and name not in OF_OPTIMIZER},
             tuple(name for name in PARTS if name not in content),
@@ -116,7 +119,13 @@ class Checkpoint:
         if not isinstance(about, dict):
             raise ValueError(f"{path}: about must hold facts by name, got {str(about)[:60]!r}: {A_FOLDER}")
         return cls(
-            folder, config["values"], state, about, _temperature(config.get("temperature"), folder, A_FOLDER), (path,)
+            folder,
+            config["values"],
+            state,
+            about,
+            _temperature(config.get("temperature"), folder, A_FOLDER),
+            _thresholds(about.get("thresholds"), folder, A_FOLDER),
+            (path,),
         )
 
     @property
@@ -202,6 +211,14 @@ def _temperature(value: Any, source: Path, expected: str) -> float | None:
             f"{source}: temperature must be a number from {LOWEST:g} to {HIGHEST:g}, got {shown(value)}: {expected}"
         )
     return float(value)
+
+
+def _thresholds(value: Any, source: Path, expected: str) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(x, float) and 0 <= x <= 1 for x in value):
+        raise ValueError(f"{source}: thresholds must be numbers from 0.0 to 1.0, got {shown(value)}: {expected}")
+    return tuple(value)
 
 
 def check_alike(state: Any, fresh: Any, name: str = "fit_loop") -> None:

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from torchcaps.capsules import Prediction
 from torchcaps.data import LabeledData
+from torchcaps.measures.labels import DEFAULT, label_probabilities
 from torchcaps.measures.predicting import as_prediction, run_network
 from torchcaps.models.pretrained import load_state
 from torchcaps.recipes import Recipe, load_recipe
@@ -29,6 +31,7 @@ from torchcaps.training.overrides import Override, overrides_of
 from torchcaps.training.parts import build_part, untrained
 from torchcaps.training.values import Values
 from torchcaps.utils.arguments import checked
+from torchcaps.utils.checks import counted
 from torchcaps.utils.signals import StopSignals
 
 
@@ -116,9 +119,25 @@ class Run:
         chosen none."""
         return self.checkpoint.temperature
 
+    @cached_property
+    def thresholds(self) -> Tensor:
+        """Probability above which each of several labels is predicted, `(labels,)`, chosen on the validation set; 0.5
+        where the training has chosen none."""
+        given = self.checkpoint.thresholds or (DEFAULT,) * len(self.names)
+        if len(given) != len(self.names):
+            raise ValueError(
+                f"{self.path} has {counted(len(given), 'threshold')}, and there are {counted(len(self.names), 'label')}"
+            )
+        return torch.tensor(given)
+
+    @property
+    def target(self) -> Literal["class", "labels", "numbers"]:
+        """What the network predicts: a class, several labels, or numbers."""
+        return self.data().target
+
     @property
     def names(self) -> list[str]:
-        """Names of the classes."""
+        """Names of the classes, labels or numbers."""
         return self.data().names
 
     @property
@@ -158,20 +177,33 @@ class Run:
         load_state(network, self.checkpoint.network_state, self.path)
         return network.eval(), data
 
-    @torch.no_grad()
     def scores(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
-        """Return the network's scores `(batch, classes)` of a batch of inputs, as its data makes them.
+        """Return the network's scores `(batch, classes)` of a batch of inputs, as its data makes them; or its numbers,
+        in the units of the training.
 
         Raises:
             ValueError: the scores are NaN or infinite.
         """
-        network = self.network()
-        return as_prediction(network, run_network(network, inputs)).evidence.float()
+        return self._prediction(inputs).evidence.float()
 
     def probabilities(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
         r"""Return the probability of each class, `(batch, classes)`: :math:`\text{softmax}(\text{scores} / T)` with the
-        temperature T, or 1 if there is none."""
-        return (self.scores(inputs) / (self.temperature or 1.0)).softmax(-1)
+        temperature T, or 1 if there is none; of several labels :math:`\sigma(\text{scores})`.
+
+        Raises:
+            ValueError: the scores are NaN or infinite, or the network predicts numbers.
+        """
+        if self.target == "numbers":
+            raise ValueError("the network predicts numbers, which have no probabilities: they are the scores")
+        prediction = self._prediction(inputs)
+        if self.target == "labels":
+            return label_probabilities(prediction).float()
+        return (prediction.evidence.float() / (self.temperature or 1.0)).softmax(-1)
+
+    @torch.no_grad()
+    def _prediction(self, inputs: Tensor | tuple[Tensor, ...]) -> Prediction:
+        network = self.network()
+        return as_prediction(network, run_network(network, inputs))
 
     @checked
     def training(
@@ -207,6 +239,8 @@ class Run:
             signals,
             self.path if resume else None,
         )
+        if (report := training.report()) is not None:
+            report.thresholds = self.checkpoint.thresholds
         try:
             self._load_weights(training)
             compare(self.path, training, changes)

@@ -56,6 +56,7 @@ from torchcaps.utils.files import name_file_in_errors, take_folder, write_text_w
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
 
+KINDS = {"class": ("class", "classes"), "labels": ("label",), "numbers": ("number",)}  # of targets, in words
 # Learning rate of the features of a library's network, pretrained or not, as a part of the optimizer's.
 FEATURES_LR = {True: 0.1, False: 0.5}
 
@@ -258,7 +259,7 @@ class Training:
                 f" with {', '.join(routings)}" if routings else "",
                 f": {parameters:,} parameters",
                 f", {trained:,} of them trained" if trained < parameters else "",
-                f", {counted(self.model.classes, 'class', 'classes')}",
+                f", {counted(self.model.classes, *KINDS[self.model.target])}",
                 f", {inputs} of {'x'.join(map(str, shape))}" if shape else "",
                 f"; its features at a learning rate of {rate:g}" if (rate := self.model.features_lr) else "",
             )
@@ -325,6 +326,12 @@ def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tu
         arguments["decoder"] = False  # nothing would train it
     data = build_part(LabeledData, data_values)
     determined = data.network_arguments()
+    if data.target == "numbers" and "numbers" not in arguments:
+        name = model_values.network.class_path.rpartition(".")[2]
+        raise ValueError(
+            f"{name} gives classes, and the data has numbers: choose --model capsule_cnn, or a network of torchvision "
+            "or timm, such as torchvision/resnet18"
+        )
     _set(arguments, {name: value for name, value in determined.items() if name in arguments})
     random = torch.get_rng_state()
     network = build_part(nn.Module, model_values.network)
@@ -337,21 +344,33 @@ def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tu
             _set(arguments, changed)
             torch.set_rng_state(random)
             network = build_part(nn.Module, model_values.network)
-    model_values.classes = data.classes
+    _fit_target(data, network, model_values)
     of_library = model_values.network.class_path == "torchcaps.models.library_network"
     rate = model_values.optimizer.get("init_args", {}).get("lr")
     one_cycle = model_values.scheduler and "max_lr" in model_values.scheduler.get("init_args", {})
     chosen = model_values.features_lr is not None or one_cycle
     if of_library and arguments.trainable == "all" and not chosen and isinstance(rate, float):
         model_values.features_lr = rate * FEATURES_LR[bool(arguments.pretrained)]
-    loss, options = model_values.loss, inspect.signature(torch.nn.CrossEntropyLoss).parameters
-    loss_arguments = loss.get("init_args", {})
-    plain = all(loss_arguments.get(name, option.default) == option.default for name, option in options.items())
-    of_logits = plain and loss.class_path == "torch.nn.CrossEntropyLoss"
-    if of_logits and not getattr(network, "gives_logits", True):
-        model_values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
     _set(data_values.init_args, data.resolved_arguments())
     return data, network
+
+
+def _fit_target(data: LabeledData, network: nn.Module, values: Namespace) -> None:
+    """Write into the values of the model what its targets are, and the loss that they and the network need in place of
+    a cross-entropy."""
+    values.classes = data.classes
+    if data.target != "class":
+        values.labels_per_image, values.numbers = (None, False) if data.target == "labels" else (1, True)
+    loss, options = values.loss, inspect.signature(torch.nn.CrossEntropyLoss).parameters
+    arguments = loss.get("init_args", {})
+    plain = all(arguments.get(name, option.default) == option.default for name, option in options.items())
+    if loss.class_path == "torch.nn.CrossEntropyLoss" and plain:
+        if data.target == "numbers":
+            values.loss = Namespace(class_path="torch.nn.MSELoss")
+        elif not getattr(network, "gives_logits", True):
+            values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
+        elif data.target == "labels":
+            values.loss = Namespace(class_path="torch.nn.BCEWithLogitsLoss")
 
 
 def _with_parts(config: Namespace, data: LabeledData, network: nn.Module) -> Namespace:

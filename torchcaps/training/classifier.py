@@ -1,4 +1,4 @@
-"""The LightningModule that trains and tests every recipe's classifier: loss, reconstruction, metrics, optimizer."""
+"""The LightningModule that trains and tests the network of every recipe: loss, reconstruction, metrics, optimizer."""
 
 import copy
 import math
@@ -20,8 +20,10 @@ from torchcaps.data.labeled import LabeledData
 from torchcaps.data.notes import say, say_rare
 from torchcaps.data.order import Order
 from torchcaps.measures.accuracy import is_among
+from torchcaps.measures.labels import label_probabilities
 from torchcaps.measures.predicting import check_scores, name_unfit_inputs
 from torchcaps.models import FeedbackAgreement
+from torchcaps.nn import CapsuleRegressor
 from torchcaps.nn.inputs import check_labels
 from torchcaps.nn.losses import input_of_loss
 from torchcaps.training.alive import BeginsAlive
@@ -37,15 +39,16 @@ class Outcome(NamedTuple):
 
     Attributes:
         loss: the mean loss of the samples.
-        evidence: evidence for each class, of the samples that are this process's own.
-        right: how many of these count as correct, int64.
+        predicted: of the samples that are this process's own: evidence for each class, the probability of each label if
+            `labels_per_image` is None, or numbers.
+        right: how many of these count as correct, int64; 0 of numbers.
         own: how many these are.
         together: samples of the batch in all processes.
         means: further means over the samples, by their names.
     """
 
     loss: Tensor
-    evidence: Tensor
+    predicted: Tensor
     right: Tensor
     own: int
     together: int
@@ -78,13 +81,14 @@ class Classifier(LightningModule):
 
     A batch is `(inputs, labels)`, with the images of the digits as a third tensor where several labels per image are
     reconstructed. If the inputs are a tuple, its items are the network's arguments. An image may also be several crops,
-    `(batch, crops, channels, height, width)`: the mean of their scores counts, and no reconstruction is made.
+    `(batch, crops, channels, height, width)`: the mean of their scores counts, and no reconstruction is made. With
+    `numbers` the labels are numbers `(batch, numbers)`, in any units, and so are the network's scores.
 
     Args:
         network: module that returns a Prediction; with a reconstruction weight it also needs a `decoder` and
             `reconstruct(capsules, labels)`.
         loss: function of the scores and the labels, or of the activations if its attribute `reads` is "activations".
-        classes: number of classes.
+        classes: number of classes, or of numbers.
         optimizer: function that takes the parameters and returns an optimizer.
         features_lr: learning rate of `network.features`, for example of pretrained features behind which a new head
             learns faster; None for that of the optimizer. A schedule scales both.
@@ -97,7 +101,7 @@ class Classifier(LightningModule):
         labels_per_image: 1 for labels that are class indices `(batch,)`. Otherwise labels `(batch, classes)` are 1 for
             the classes that are present and 0 for the others, and an image counts as correct only if all its classes
             are predicted and no other. A number predicts that many classes, those with the highest scores; None
-            predicts every class with a score above 0, for scores that are logits.
+            predicts every class with a probability above 0.5, see `torchcaps.measures.labels.label_probabilities`.
         feedback: function that takes the network and returns a regularizer of its layers, whose divergence is added to
             the loss in training (Li et al. 2018), or None.
         mixup: parameter alpha of :func:`torchcaps.training.mixup`, which mixes the training batches. The loss then gets
@@ -112,6 +116,10 @@ class Classifier(LightningModule):
             have. It is then the sum of the weighted losses, divided by the number of samples, in training, validation
             and test. (`nn.CrossEntropyLoss` divides by the sum of the weights of a batch, so that a batch of one class
             would count as if it had no weight.) A checkpoint holds the weights.
+        numbers: whether the network predicts numbers in place of classes. The loss then gets predicted and true numbers
+            that are standardized: less the mean of the training labels, divided by their standard deviation, so that
+            numbers of different units count alike. A :class:`torchcaps.CapsuleRegressor` in the network learns both
+            from them too. There is no accuracy.
 
     Raises:
         TypeError: a function that is an argument, the network or a batch is or returns something else than it must.
@@ -139,17 +147,23 @@ class Classifier(LightningModule):
         compile: bool = False,
         top_k: Count = 1,
         class_weights: Literal["balanced"] | Sequence[Positive] | None = None,
+        numbers: bool = False,
     ):
         super().__init__()
         if labels_per_image is not None and labels_per_image > classes:
             raise ValueError(f"labels_per_image must be None or from 1 to classes={classes}, got {labels_per_image}")
         if top_k > classes or (top_k > 1 and labels_per_image != 1):
             raise ValueError(f"top_k must be from 1 to classes={classes}, and 1 with several labels, got {top_k}")
-        if mixup and (labels_per_image != 1 or reconstruction_weight):
+        if mixup and (labels_per_image not in (1, None) or reconstruction_weight or numbers):
             raise ValueError(
-                "mixup must be 0 with several labels per image or with reconstruction; "
+                "mixup must be 0 with numbers, with a given number of labels per image or with reconstruction; "
                 f"got mixup={mixup}, labels_per_image={labels_per_image}, "
-                f"reconstruction_weight={reconstruction_weight}"
+                f"reconstruction_weight={reconstruction_weight}, numbers={numbers}"
+            )
+        if numbers and (labels_per_image != 1 or reconstruction_weight or class_weights is not None):
+            raise ValueError(
+                "numbers=True needs labels_per_image=1, reconstruction_weight=0 and no class_weights: leave them out, "
+                "or leave out numbers"
             )
         if features_lr is not None and not isinstance(getattr(network, "features", None), nn.Module):
             raise ValueError(
@@ -174,6 +188,11 @@ class Classifier(LightningModule):
         self.features_lr = features_lr
         self.reconstruction_weight = reconstruction_weight
         self.labels_per_image, self.classes, self.mixup = labels_per_image, classes, mixup
+        self.target: Literal["class", "labels", "numbers"] = "class" if labels_per_image == 1 else "labels"
+        if numbers:
+            self.target = "numbers"
+            self.register_buffer("mean", torch.zeros(classes))  # of the training labels, see `setup`
+            self.register_buffer("deviation", torch.ones(classes))
         if class_weights is not None:
             self._check_class_weights()
             self.loss = copy.deepcopy(loss)  # the user's own stays as it is
@@ -198,12 +217,30 @@ class Classifier(LightningModule):
             for module in self.network.modules():
                 if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
                     convert_conv2d_weight_memory_format(module, torch.channels_last)
-        if stage == "fit":
+        if stage == "fit" and self.target == "numbers":
+            self._standardize()
+        elif stage == "fit":
             self._look_at_classes()
         if stage == "fit" and self.compiled:
             check_compiler(self.trainer.strategy.root_device)
             # One program for each batch size: the order in which sizes come, as after a resumption, changes no result.
             self.network.compile(dynamic=False)
+
+    def _standardize(self) -> None:
+        """Learn the mean and the standard deviation of the training labels, here and in heads that standardize."""
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        labels = data.train_set.labels if isinstance(data, LabeledData) and data.train_set is not None else None
+        if labels is None or labels.shape[1:] != (self.classes,):
+            given = "another one" if labels is None else f"labels that are {shown(labels)}"
+            expected = f"a data set of torchcaps.data with labels (n, {self.classes})"
+            raise ValueError(f"numbers=True needs {expected}, and the training has {given}")
+        mean: Any = self.mean
+        deviation: Any = self.deviation
+        mean.copy_(labels.double().mean(0))
+        deviation.copy_(labels.double().std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny))
+        for head in self.network.modules():
+            if isinstance(head, CapsuleRegressor):
+                head.standardize(labels)
 
     def _check_class_weights(self) -> None:
         given, name = self.class_weights, type(self.loss).__name__
@@ -229,7 +266,7 @@ class Classifier(LightningModule):
         """Count the training samples of each class: for balanced weights, and to say which classes are rare."""
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         labels = data.train_set.labels if isinstance(data, LabeledData) and data.train_set is not None else None
-        if labels is None or self.labels_per_image != 1:
+        if labels is None or self.target != "class":
             if self.class_weights == "balanced":
                 raise ValueError(
                     "class_weights must be one number for each class here: 'balanced' counts the labels of a data set "
@@ -318,7 +355,7 @@ class Classifier(LightningModule):
     def _evaluated(self, stage: Stage, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Tensor]:
         outcome = self.outcome(stage, batch, batch_idx)
         self.log_outcome(stage, outcome)
-        return {"evidence": outcome.evidence}
+        return {"predicted": outcome.predicted}
 
     def configure_optimizers(self) -> Any:
         parts = (self.network, self.feedback, self.loss)  # a loss may have parameters too
@@ -348,6 +385,7 @@ class Classifier(LightningModule):
         images, labels, *parts = _parts_of(batch)
         count, together = self._share(stage, batch_idx, len(labels))  # samples here, and in all processes
         mixed = stage == "train" and self.mixup > 0
+        one_class = self.target == "class" and not mixed
         divergence = None
         means: dict[str, Tensor] = {}
         if stage == "train" and self.feedback is not None:
@@ -364,16 +402,17 @@ class Classifier(LightningModule):
             )
         if stage != "train":
             check_scores(evidence)
-        expected = evidence.shape[: 1 if self.labels_per_image == 1 and not mixed else 2]
+        expected = evidence.shape[: 1 if one_class else 2]
         if labels.shape != expected:
-            raise ValueError(
-                f"labels_per_image={self.labels_per_image} needs labels of shape {tuple(expected)}, "
-                f"got {tuple(labels.shape)}"
-            )
-        if self.labels_per_image == 1 and not mixed:
+            of = "numbers=True" if self.target == "numbers" else f"labels_per_image={self.labels_per_image}"
+            raise ValueError(f"{of} needs labels of shape {tuple(expected)}, got {tuple(labels.shape)}")
+        if one_class:
             check_labels(labels, self.classes, evidence.device)
             labels = labels.long()
-        loss = self.loss(input_of_loss(self.loss, prediction), labels)
+        if self.target == "numbers":
+            loss = self.loss((evidence - self.mean) / self.deviation, (labels - self.mean) / self.deviation)
+        else:
+            loss = self.loss(input_of_loss(self.loss, prediction), labels)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             reduces = getattr(self.loss, "reduction", "mean") != "mean"
             advice = f": give {type(self.loss).__name__} the option reduction='mean'" if reduces else ""
@@ -396,16 +435,19 @@ class Classifier(LightningModule):
                 error = self._error_of_parts(prediction, chosen, images.shape[1:], parts)
             means["reconstruction_error"] = error
             loss = loss + self.reconstruction_weight * error
-        evidence = evidence[:count]
-        right = self._right(evidence, labels.argmax(1) if mixed else labels)
-        return Outcome(loss, evidence, right.count_nonzero(), count, together, means)
+        if self.labels_per_image is None:
+            evidence = label_probabilities(prediction)
+        predicted = evidence[:count]
+        right = self._right(predicted, labels[:count], mixed)
+        return Outcome(loss, predicted, right.count_nonzero(), count, together, means)
 
-    def _right(self, evidence: Tensor, labels: Tensor) -> Tensor:
-        """Return which samples count as correct, `(batch,)` bool. Behind the labels may be some of other samples."""
-        labels = labels[: len(evidence)]
-        if labels.dim() == 2:
-            return (self._predicted(evidence) == (labels > 0)).all(1)
-        return is_among(evidence, labels, self.top_k)
+    def _right(self, predicted: Tensor, labels: Tensor, mixed: bool) -> Tensor:
+        """Return which samples count as correct, `(batch,)` bool."""
+        if self.target == "numbers":
+            return torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
+        if self.target == "labels":
+            return (self._predicted(predicted) == (labels > (0.5 if mixed else 0))).all(1)
+        return is_among(predicted, labels.argmax(1) if mixed else labels, self.top_k)
 
     def _weight(self, outcome: Outcome) -> float:
         """Return the weight of a batch in the mean over the processes."""
@@ -417,8 +459,10 @@ class Classifier(LightningModule):
         for name, mean in outcome.means.items():
             self._log_mean(f"{stage}/{name}", mean * weight, outcome.together)
         accuracy.update(outcome.right, outcome.own)
-        self._log_mean(f"{stage}/loss", outcome.loss * weight, outcome.together, on_step=train, prog_bar=train)
-        self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
+        bar = train or self.target == "numbers"
+        self._log_mean(f"{stage}/loss", outcome.loss * weight, outcome.together, on_step=train, prog_bar=bar)
+        if self.target != "numbers":
+            self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
 
     @property
     def _processes(self) -> int:
@@ -482,8 +526,8 @@ class Classifier(LightningModule):
 
     def _predicted(self, scores: Tensor) -> Tensor:
         """Return which classes are predicted, `(batch, classes)` bool."""
-        if self.labels_per_image is None:
-            return scores > 0
+        if self.labels_per_image is None:  # they are probabilities
+            return scores > 0.5
         highest = scores.topk(self.labels_per_image, dim=1).indices
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, highest, True)
 

@@ -26,12 +26,12 @@ def mixup(inputs: Inputs, labels: Tensor, classes: Count, alpha: Positive = 0.2)
     Args:
         inputs: floating-point tensor `(batch, ...)`, or several, which are mixed in the same way, such as embeddings of
             sentences and the mask of their padding. All values must be finite.
-        labels: class indices `(batch,)`.
+        labels: class indices `(batch,)`, or 1 for each label of a sample and 0 for the others, `(batch, classes)`.
         classes: number of classes.
         alpha: parameter of the distribution, above 0. Small values keep each mixed sample close to one of its two.
 
     Returns:
-        The mixed inputs, and labels `(batch, classes)` that sum to 1.
+        The mixed inputs, and labels `(batch, classes)`, which sum to 1 if the labels were class indices.
 
     Raises:
         TypeError: the inputs are no floating-point numbers, or the labels no integers.
@@ -40,18 +40,21 @@ def mixup(inputs: Inputs, labels: Tensor, classes: Count, alpha: Positive = 0.2)
     Reference:
         Zhang et al. 2017; one proportion for each sample, as in the code of Heinsen 2019.
     """
-    check_labels(labels, classes, labels.device)
+    if labels.dim() == 2 and labels.is_floating_point() and labels.shape[1] == classes:
+        soft = labels
+    else:
+        check_labels(labels, classes, labels.device)
+        soft = F.one_hot(labels.long(), classes)
     several = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     if not several:
         raise ValueError("inputs must be a tensor or a tuple with at least one, got ()")
     for x in several:
         check_input("inputs", x, None)
-        if x.shape[:1] != labels.shape or x.device != labels.device:
+        if x.shape[:1] != labels.shape[:1] or x.device != labels.device:
             raise ValueError(
                 f"the inputs must have the number and the device of the {len(labels)} labels on {labels.device}, got "
                 f"{shown(x)} on {x.device}"
             )
-    soft = F.one_hot(labels.long(), classes)
     first = several[0]
     both = torch.full((), alpha, dtype=torch.float32, device=first.device)  # even for half precision
     proportion = Beta(both, both, validate_args=False).sample((len(labels),))  # a check would wait for a GPU

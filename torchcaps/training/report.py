@@ -1,8 +1,8 @@
-"""A report on a training: what each class came to, curves, confusions, mistakes, calibrated probabilities."""
+"""A report on a training: its results, curves and mistakes in the folder of its run, and facts for its checkpoint."""
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,9 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from torchcaps._version import __version__
-from torchcaps.data import ImageData, LabeledData
-from torchcaps.measures.accuracy import balanced_accuracy, is_among
-from torchcaps.measures.calibration import calibrated_temperature, calibration_error
 from torchcaps.training.curves import curves_of
-from torchcaps.utils.files import write_csv_whole, write_text_whole
-
-MISTAKES = 24  # in the figure
+from torchcaps.training.results import ClassResults, LabelResults, NumberResults, Predicted, Results
+from torchcaps.utils.files import write_text_whole
 
 
 class Report(Callback):
@@ -29,17 +25,25 @@ class Report(Callback):
     |---|---|
     | `classes.csv` | precision, recall, F1 and number of test samples of each class |
     | `confusion.csv`, `confusion.png` | how many samples of each class were taken for each class |
+    | `labels.csv` | of several labels: the same of each label, its average precision and its threshold |
+    | `numbers.csv`, `numbers.png` | of numbers: their errors, and each test sample in a picture |
     | `curves.png` | loss and accuracy by epoch |
-    | `mistakes.csv`, `mistakes.png` | test samples that were taken for another class, the surest first |
-    | `summary.json` | metrics, temperature, versions and the command |
+    | `mistakes.csv`, `mistakes.png` | test samples taken for others, the surest first; of numbers the largest errors |
+    | `summary.json` | metrics, temperature or thresholds, versions and the command |
 
     The summary is also written into the checkpoint that was tested. Where there is a validation set, it contains the
     temperature that makes probabilities of the scores, unless its samples are too few to know it
     (:func:`torchcaps.measures.calibration.calibrated_temperature`), and how well they were calibrated on the test set
-    before and after.
+    before and after; of several labels it contains the threshold of each one
+    (:func:`torchcaps.measures.labels.best_thresholds`).
 
-    It adds the balanced accuracy to the metrics, `test/balanced_accuracy` and `val/balanced_accuracy`: the mean recall
-    of the classes that have samples there. Where classes are of unequal size, the accuracy says little.
+    It adds metrics, `test/...` and, of the validation, `val/...`:
+
+    - classes: `balanced_accuracy`, the mean recall of the classes that have samples there. Where classes are of unequal
+      size, the accuracy says little.
+    - several labels: `exact_match`, the share of samples with exactly their labels, and `macro_f1` and
+      `average_precision`, means over the labels that have samples there.
+    - numbers: `r2`, the mean coefficient of determination, and `rmse/NAME` of each number, in its units.
 
     A data set of one's own writes `split.csv` into the folder of the run, with the part of every sample, for people and
     for other runs: the run itself reads the split in its checkpoint.
@@ -47,22 +51,23 @@ class Report(Callback):
     Attributes:
         folder: folder of the run, which `Training` sets; None writes nothing.
         about: the initial content of `summary.json`, such as the name of the recipe; the test adds to it.
-        rows: the table of the classes, after a test.
-        calibration: what became of the temperature, as a line, after a test; empty without a validation set.
+        thresholds: probability above which each label is predicted, where the test has no validation samples before it.
+        results: what the test came to, after it.
     """
-
-    HEADER = ("class", "precision", "recall", "F1", "test samples")
 
     def __init__(self) -> None:
         self.folder: Path | None = None
         self.about: dict[str, Any] = {}
-        self.rows: list[tuple[str, str, str, str, str]] = []
-        self.calibration = ""
-        self._batches: dict[str, list[Tensor]] = {}  # by stage: labels, then scores, in columns
+        self.thresholds: Sequence[float] | None = None
+        self.results: Results | None = None
+        self._batches: dict[str, list[Tensor]] = {}  # by stage: targets, then what is predicted, in columns
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if pl_module.labels_per_image != 1:
-            raise ValueError("Report is for samples of one class each: leave it out, or set labels_per_image to 1")
+        if pl_module.labels_per_image not in (1, None):
+            raise ValueError(
+                "Report is for samples of one class each, or of any number of labels: leave it out, or set "
+                "labels_per_image to 1 or null"
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a fit
@@ -79,51 +84,45 @@ class Report(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         if trainer.state.fn == "validate":
-            self._add("validate", batch[1], outputs["evidence"])
+            self._add("validate", batch[1], outputs["predicted"])
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
-        self._add("test", batch[1], outputs["evidence"])
+        self._add("test", batch[1], outputs["predicted"])
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model: Any = pl_module
-        _, balanced = accuracies(*self._of_all("test", model), model.top_k)
-        pl_module.log("test/balanced_accuracy", balanced, sync_dist=True)
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a test
+        tested, of_validation = self._of_all("test", model), self._of_all("validate", model)
+        held_out, names = of_validation if len(of_validation.targets) else None, data.names
+        if model.target == "numbers":
+            self.results = NumberResults(names, tested, held_out)
+        elif model.target == "labels":
+            self.results = LabelResults(names, tested, held_out, self.thresholds)
+        else:
+            self.results = ClassResults(names, tested, held_out, model.top_k)
+        for name, value in self.results.metrics.items():
+            pl_module.log(f"test/{name}", value, sync_dist=True)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        labels, scores = self._of_all("test", pl_module)
-        held_out, held_out_scores = self._of_all("validate", pl_module)
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or self.results is None:
             return
-        from sklearn.metrics import confusion_matrix  # slow to import, as figures are
-
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a test
-        temperature = self._calibrated(held_out, held_out_scores, labels, scores) if len(held_out) else None
-        if len(held_out):
-            model: Any = pl_module
-            accuracy, balanced = accuracies(held_out, held_out_scores, model.top_k)
-            metrics = {"val/accuracy": accuracy, "val/balanced_accuracy": balanced}
-            self.about["metrics"] = {**self.about.get("metrics", {}), **metrics}
-        counts = confusion_matrix(labels, scores.argmax(1), labels=range(len(data.names)))
-        self.rows = list(_class_rows(labels, scores.argmax(1), data.names))
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        metrics = {f"val/{name}": value for name, value in self.results.held_out_metrics.items()}
+        metrics |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
+        self.about |= self.results.facts | {
+            "names": data.names,
+            "metrics": {**self.about.get("metrics", {}), **metrics},
+            "test_samples": len(self.results.tested.targets),
+        }
         if self.folder is None:
             return
-        from torchcaps.explain.results import confusion_figure, curves_figure
+        from torchcaps.explain.results import curves_figure
         from torchcaps.measures.axes import write
 
         folder = self.folder / "report"
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
-        self.about |= {
-            "names": data.names,
-            "metrics": {**self.about.get("metrics", {}), **metrics},
-            "test_samples": len(labels),
-        }
-        write_csv_whole(folder / "classes.csv", self.HEADER, self.rows)
-        table = [(name, *row) for name, row in zip(data.names, counts.tolist(), strict=True)]
-        write_csv_whole(folder / "confusion.csv", ("true \\ predicted", *data.names), table)
-        write(confusion_figure(counts, data.names), folder / "confusion.png")
-        self._write_mistakes(folder, data, labels, (scores / (temperature or 1.0)).softmax(1))
+        self.results.write(folder, data)
         if curves := curves_of(self.folder):
             write(curves_figure(curves, self.about.get("epoch")), folder / "curves.png")
         write_text_whole(folder / "summary.json", json.dumps(self.about, indent=1, ensure_ascii=False) + "\n")
@@ -143,61 +142,15 @@ class Report(Callback):
             "date": datetime.now(UTC).date().isoformat(),
         }
 
-    def _add(self, stage: str, labels: Tensor, scores: Tensor) -> None:
-        labels = labels[: len(scores)]  # without a sample that an idle process repeats
-        self._batches[stage].append(torch.cat([labels[None].double(), scores.double().T]).cpu())
+    def _add(self, stage: str, targets: Tensor, predicted: Tensor) -> None:
+        targets = targets[: len(predicted)]  # without a sample that an idle process repeats
+        rows = targets.T if targets.dim() == 2 else targets[None]
+        self._batches[stage].append(torch.cat([rows.double(), predicted.double().T]).cpu())
 
-    def _of_all(self, stage: str, model: Any) -> tuple[Tensor, Tensor]:
-        """Return the labels (n,) and scores (n, classes) of a stage in all processes."""
-        empty = torch.empty(1 + model.classes, 0, dtype=torch.float64)
+    def _of_all(self, stage: str, model: Any) -> Predicted:
+        """Return the samples of a stage in all processes."""
+        rows = 1 if model.target == "class" else model.classes
+        empty = torch.empty(rows + model.classes, 0, dtype=torch.float64)
         columns = model.of_all_processes(torch.cat([empty, *self._batches.get(stage, [])], 1))
-        return columns[0].long(), columns[1:].T
-
-    def _calibrated(self, held_out: Tensor, held_out_scores: Tensor, labels: Tensor, scores: Tensor) -> float | None:
-        temperature = calibrated_temperature(held_out_scores, held_out)
-        if temperature is None:
-            self.calibration = f"temperature: 1; {len(held_out)} validation samples are too few to choose another"
-            return None
-        before, after = calibration_error(scores, labels), calibration_error(scores, labels, temperature)
-        self.about["temperature"] = temperature
-        self.about["calibration_error"] = {"on": "test", "before": before, "after": after}
-        self.calibration = (
-            f"temperature: {temperature:.3g}; the calibration error on the test set is {after:.4f} with it, "
-            f"{before:.4f} without"
-        )
-        return temperature
-
-    def _write_mistakes(self, folder: Path, data: LabeledData, labels: Tensor, probabilities: Tensor) -> None:
-        sure, predicted = probabilities.max(1)
-        places = (predicted != labels).nonzero().squeeze(1)
-        wrong = places[sure[places].argsort(descending=True, stable=True)].tolist()
-        keys, names = data.keys("test"), [*data.names]
-        names += [f"class {label}" for label in range(len(names), probabilities.shape[1])]  # of the network alone
-        rows = [(keys[i], names[int(labels[i])], names[int(predicted[i])], f"{float(sure[i]):.4f}") for i in wrong]
-        write_csv_whole(folder / "mistakes.csv", ("sample", "class", "prediction", "probability"), rows)
-        if isinstance(data, ImageData) and data.test_set is not None and wrong:
-            from torchcaps.explain.results import mistakes_figure
-            from torchcaps.measures.axes import write
-
-            images = [data.center(data.test_set[i][0][None])[0] for i in wrong[:MISTAKES]]
-            titles = [f"{name}\ntaken for {guess}" for _, name, guess, _ in rows[:MISTAKES]]
-            write(mistakes_figure(images, titles), folder / "mistakes.png")
-
-
-def accuracies(labels: Tensor, scores: Tensor, top_k: int) -> tuple[float, float]:
-    """Return the share of samples whose class is among the `top_k` highest scores, and the mean of this share over the
-    classes that have samples: the balanced accuracy."""
-    right = is_among(scores, labels, top_k)
-    return float(right.double().mean()), balanced_accuracy(right, labels)
-
-
-def _class_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield the row of each class, and a last one of the means over the classes that were tested."""
-    from sklearn.metrics import precision_recall_fscore_support
-
-    measures = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0)
-    for name, precision, recall, f1, count in zip(names, *measures, strict=True):
-        yield name, f"{precision:.4f}", f"{recall:.4f}", f"{f1:.4f}", str(int(count))
-    counts = measures[3]
-    precision, recall, f1 = (f"{values[counts > 0].mean():.4f}" for values in measures[:3])
-    yield "mean of the classes", precision, recall, f1, str(int(counts.sum()))
+        targets = columns[0].long() if model.target == "class" else columns[:rows].T
+        return Predicted(targets, columns[rows:].T)

@@ -1,0 +1,250 @@
+"""What a test came to, of each kind of target: metrics, a table, facts that a checkpoint keeps, and files."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.data import ImageData, LabeledData
+from torchcaps.measures.accuracy import balanced_accuracy, is_among
+from torchcaps.measures.calibration import calibrated_temperature, calibration_error
+from torchcaps.measures.labels import DEFAULT, best_thresholds, exact_match, of_each_label
+from torchcaps.measures.numbers import of_each_number
+from torchcaps.utils.files import write_csv_whole
+
+MISTAKES = 24  # in the figure
+
+
+class Predicted(NamedTuple):
+    """Samples of a validation or of a test.
+
+    Fields:
+        targets: what is to be predicted: classes `(n,)`, labels `(n, labels)` or numbers `(n, numbers)`.
+        values: what is predicted: scores `(n, classes)`, probabilities `(n, labels)` or numbers `(n, numbers)`.
+    """
+
+    targets: Tensor
+    values: Tensor
+
+
+class Results:
+    """Results of a test.
+
+    Args:
+        names: names of the classes, labels or numbers.
+        tested: the samples of the test.
+        held_out: those of the validation; None if there are none.
+
+    Attributes:
+        header, rows: the table of the results.
+        line: what else is printed, or "".
+        metrics: of the test, by name.
+        held_out_metrics: of the validation, by name.
+        facts: what the checkpoint keeps.
+    """
+
+    header: tuple[str, ...]
+    title = "Images that are taken for another class"  # of the figure of mistakes
+
+    def __init__(self, names: Sequence[str], tested: Predicted, held_out: Predicted | None) -> None:
+        self.names, self.tested, self.held_out = names, tested, held_out
+        self.rows: list[tuple[str, ...]] = []
+        self.line = ""
+        self.metrics: dict[str, float] = {}
+        self.held_out_metrics: dict[str, float] = {}
+        self.facts: dict[str, Any] = {}
+
+    def write(self, folder: Path, data: LabeledData) -> None:
+        """Write the files of the report."""
+        raise NotImplementedError
+
+    def _write_mistakes(
+        self, folder: Path, data: LabeledData, places: Sequence[int], header: Sequence[str], rows: Sequence[Any]
+    ) -> None:
+        """Write the table of test samples, and a figure of the first ones if they are pictures.
+
+        Args:
+            folder: the folder of the report.
+            data: the data.
+            places: places of the samples in the test.
+            header, rows: of each sample what it is, what it was taken for, and perhaps more.
+        """
+        keys = data.keys("test")
+        table = [(keys[i], *row) for i, row in zip(places, rows, strict=True)]
+        write_csv_whole(folder / "mistakes.csv", ("sample", *header), table)
+        if isinstance(data, ImageData) and data.test_set is not None and table:
+            from torchcaps.explain.results import mistakes_figure
+            from torchcaps.measures.axes import write
+
+            images = [data.center(data.test_set[i][0][None])[0] for i in places[:MISTAKES]]
+            titles = ["\ntaken for ".join(row[:2]) for row in rows[:MISTAKES]]
+            write(mistakes_figure(images, titles, self.title), folder / "mistakes.png")
+
+
+class ClassResults(Results):
+    """Results of a test of classes; `top_k` is that of the :class:`torchcaps.training.Classifier`."""
+
+    header = ("class", "precision", "recall", "F1", "test samples")
+
+    def __init__(self, names: Sequence[str], tested: Predicted, held_out: Predicted | None, top_k: int = 1) -> None:
+        super().__init__(names, tested, held_out)
+        self.metrics = {"balanced_accuracy": accuracies(*tested, top_k)[1]}
+        self.rows = list(_class_rows(tested.targets, tested.values.argmax(1), names))
+        self.temperature = 1.0
+        if held_out is not None:
+            accuracy, balanced = accuracies(*held_out, top_k)
+            self.held_out_metrics = {"accuracy": accuracy, "balanced_accuracy": balanced}
+            self._calibrate(held_out)
+
+    def _calibrate(self, held_out: Predicted) -> None:
+        temperature = calibrated_temperature(held_out.values, held_out.targets)
+        if temperature is None:
+            count = len(held_out.targets)
+            self.line = f"temperature: 1; {count} validation samples are too few to choose another"
+            return
+        labels, scores = self.tested
+        before, after = calibration_error(scores, labels), calibration_error(scores, labels, temperature)
+        self.temperature = temperature
+        self.facts = {
+            "temperature": temperature,
+            "calibration_error": {"on": "test", "before": before, "after": after},
+        }
+        self.line = (
+            f"temperature: {temperature:.3g}; the calibration error on the test set is {after:.4f} with it, "
+            f"{before:.4f} without"
+        )
+
+    def write(self, folder: Path, data: LabeledData) -> None:
+        from sklearn.metrics import confusion_matrix  # slow to import, as figures are
+
+        from torchcaps.explain.results import confusion_figure
+        from torchcaps.measures.axes import write
+
+        labels, scores = self.tested
+        counts = confusion_matrix(labels, scores.argmax(1), labels=range(len(self.names)))
+        write_csv_whole(folder / "classes.csv", self.header, self.rows)
+        table = [(name, *row) for name, row in zip(self.names, counts.tolist(), strict=True)]
+        write_csv_whole(folder / "confusion.csv", ("true \\ predicted", *self.names), table)
+        write(confusion_figure(counts, self.names), folder / "confusion.png")
+        sure, predicted = (scores / self.temperature).softmax(1).max(1)
+        places = (predicted != labels).nonzero().squeeze(1)
+        wrong = places[sure[places].argsort(descending=True, stable=True)].tolist()
+        names = [*self.names]
+        names += [f"class {label}" for label in range(len(names), scores.shape[1])]  # of the network alone
+        rows = [(names[int(labels[i])], names[int(predicted[i])], f"{float(sure[i]):.4f}") for i in wrong]
+        self._write_mistakes(folder, data, wrong, ("class", "prediction", "probability"), rows)
+
+
+class LabelResults(Results):
+    """Results of a test of several labels.
+
+    A label is predicted where its probability is above its threshold: `thresholds`, or those with the highest F1 on the
+    validation samples, or 0.5.
+    """
+
+    header = ("label", "precision", "recall", "F1", "average precision", "threshold", "test samples")
+    title = "Images that are taken for others"
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        tested: Predicted,
+        held_out: Predicted | None,
+        thresholds: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__(names, tested, held_out)
+        self.thresholds = torch.full((len(names),), DEFAULT, dtype=torch.float64)
+        if held_out is not None:
+            self.thresholds = best_thresholds(held_out.values, held_out.targets)
+            self.held_out_metrics = self._metrics(held_out)
+        elif thresholds is not None:
+            self.thresholds = torch.tensor(thresholds, dtype=torch.float64)
+        self.facts = {} if held_out is None else {"thresholds": self.thresholds.tolist()}
+        self.metrics = self._metrics(tested)
+        measures = of_each_label(tested.values, tested.targets, self.thresholds)
+        for name, of_label, threshold in zip(names, measures, self.thresholds.tolist(), strict=True):
+            values = (*of_label[:4], threshold)
+            self.rows.append((name, *("" if x != x else f"{x:.4f}" for x in values), str(of_label.samples)))
+        if tested_ones := [x for x in measures if x.samples]:
+            means = (sum(values) / len(tested_ones) for values in list(zip(*tested_ones, strict=True))[:4])
+            self.rows.append(("mean of the labels", *(f"{x:.4f}" for x in means), "", str(len(tested.targets))))
+
+    def _metrics(self, samples: Predicted) -> dict[str, float]:
+        metrics = {"exact_match": exact_match(samples.values > self.thresholds, samples.targets)}
+        measures = [x for x in of_each_label(samples.values, samples.targets, self.thresholds) if x.samples]
+        if measures:
+            metrics["macro_f1"] = sum(x.f1 for x in measures) / len(measures)
+            metrics["average_precision"] = sum(x.average_precision for x in measures) / len(measures)
+        return metrics
+
+    def write(self, folder: Path, data: LabeledData) -> None:
+        labels, probabilities = self.tested
+        write_csv_whole(folder / "labels.csv", self.header, self.rows)
+        predicted = probabilities > self.thresholds
+        wrong = (predicted != (labels > 0)).any(1).nonzero().squeeze(1)
+        # The surest mistake first: the one whose probability is farthest on the wrong side of its threshold.
+        off = ((probabilities - self.thresholds).abs() * (predicted != (labels > 0))).amax(1)[wrong]
+        places = wrong[off.argsort(descending=True, stable=True)].tolist()
+        rows = [(self._named(labels[i] > 0), self._named(predicted[i])) for i in places]
+        self._write_mistakes(folder, data, places, ("labels", "prediction"), rows)
+
+    def _named(self, present: Tensor) -> str:
+        return "|".join(self.names[k] for k in present.nonzero().squeeze(1).tolist()) or "no label"
+
+
+class NumberResults(Results):
+    """Results of a test of numbers."""
+
+    header = ("number", "RMSE", "mean absolute error", "R2", "test samples")
+    title = "Images with the largest errors"
+
+    def __init__(self, names: Sequence[str], tested: Predicted, held_out: Predicted | None) -> None:
+        super().__init__(names, tested, held_out)
+        self.metrics = self._metrics(tested)
+        if held_out is not None:
+            self.held_out_metrics = self._metrics(held_out)
+        for name, values in zip(names, of_each_number(tested.values, tested.targets), strict=True):
+            self.rows.append((name, *("" if x != x else f"{x:.4g}" for x in values), str(len(tested.targets))))
+
+    def _metrics(self, samples: Predicted) -> dict[str, float]:
+        measures = of_each_number(samples.values, samples.targets)
+        known = [x.r2 for x in measures if x.r2 == x.r2]
+        metrics = {"r2": sum(known) / len(known)} if known else {}
+        return metrics | {f"rmse/{name}": x.rmse for name, x in zip(self.names, measures, strict=True)}
+
+    def write(self, folder: Path, data: LabeledData) -> None:
+        from torchcaps.explain.results import numbers_figure
+        from torchcaps.measures.axes import write
+
+        numbers, predicted = self.tested
+        write_csv_whole(folder / "numbers.csv", self.header, self.rows)
+        write(numbers_figure(numbers, predicted, self.names), folder / "numbers.png")
+        errors = (predicted - numbers) / numbers.std(0).clamp_min(1e-12)
+        places = errors.abs().amax(1).argsort(descending=True, stable=True)[: max(MISTAKES, len(numbers) // 10)]
+        rows = [(_shown(numbers[i]), _shown(predicted[i])) for i in places.tolist()]
+        self._write_mistakes(folder, data, places.tolist(), ("numbers", "prediction"), rows)
+
+
+def _shown(numbers: Tensor) -> str:
+    return ", ".join(f"{x:.4g}" for x in numbers.tolist())
+
+
+def accuracies(labels: Tensor, scores: Tensor, top_k: int) -> tuple[float, float]:
+    """Return the share of samples whose class is among the `top_k` highest scores, and the mean of this share over the
+    classes that have samples: the balanced accuracy."""
+    right = is_among(scores, labels, top_k)
+    return float(right.double().mean()), balanced_accuracy(right, labels)
+
+
+def _class_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield the row of each class, and a last one of the means over the classes that were tested."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    measures = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0)
+    for name, precision, recall, f1, count in zip(names, *measures, strict=True):
+        yield name, f"{precision:.4f}", f"{recall:.4f}", f"{f1:.4f}", str(int(count))
+    counts = measures[3]
+    precision, recall, f1 = (f"{values[counts > 0].mean():.4f}" for values in measures[:3])
+    yield "mean of the classes", precision, recall, f1, str(int(counts.sum()))
