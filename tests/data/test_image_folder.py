@@ -678,7 +678,7 @@ def test_names_in_a_table_have_many_forms(tmp_path):
     path = table(folder / "t.csv", ["file,label", *(f"{name},{'ab'[i % 2]}" for i, name in enumerate(names))])
     path.rename(tmp_path / "t.csv")
     data = data_of(folder, table=str(tmp_path / "t.csv"))
-    assert data._listed.classes == {name: "ab"[i % 2] for i, name in enumerate(files)}
+    assert data._listed.labels == {name: "ab"[i % 2] for i, name in enumerate(files)}
     table(tmp_path / "t.csv", ["file,label", "0,a", "1,b"])
     said = "line 2: several pictures are called '0': give the path in the folder"
     assert said in error_of(folder, table=str(tmp_path / "t.csv"))

@@ -141,7 +141,7 @@ def test_equal_texts_are_in_one_part(tmp_path, capsys):
     assert all(len(home) == 1 for home in homes.values())
     assert sum(len(samples) for samples in data.parts.values()) == 122
     data.prepare_data()
-    assert f"{data.file}: has 1 text with several labels, such as 'text 1'" in capsys.readouterr().err
+    assert f"{data.file}: has 1 text with different labels, such as 'text 1'" in capsys.readouterr().err
 
 
 def test_small_classes_are_in_training(tmp_path, capsys):
@@ -254,15 +254,15 @@ def test_test_texts_that_were_trained_on_are_counted(tmp_path, capsys):
     [
         (
             [("a", "1"), (" ", "2"), ("", "1")],
-            "a.csv line 3: the text is empty, line 4: the text is empty: complete such rows, or leave",
+            "a.csv line 3: text is empty, line 4: text is empty: mend such rows, or leave",
         ),
         (
             [("a", "1"), ("b", " "), ("c", "2")],
-            "a.csv line 3: the label is empty: complete such rows, or leave them out",
+            "a.csv line 3: label is empty: mend such rows, or leave them out",
         ),
         (
             [("a", "1"), ("b", "2"), ("c", "3")],
-            "every row has another label in column 'label': set data.label .*, or add",
+            "every row has another class in column 'label': set data.label .*, or add",
         ),
         (
             [("a", "1"), ("b", "2"), ("c", "2")],
@@ -289,8 +289,8 @@ def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):
     file = write(tmp_path / "a.csv", [*many(20), ("", "yes"), ("b", "")])
     data = TextTable(file, skip_bad=True)
     assert sum(len(samples) for samples in data.parts.values()) == 20
-    said = f"torchcaps: {file}: left out 2 rows with an empty value: line 22: the text is empty, line 23: "
-    assert capsys.readouterr().err == f"{said}the label is empty\n"
+    said = f"torchcaps: {file}: left out 2 rows: line 22: text is empty, line 23: "
+    assert capsys.readouterr().err == f"{said}label is empty\n"
     with pytest.raises(DataError, match="no row has a text and a label"):
         TextTable(write(tmp_path / "b.csv", [("", "a")]), skip_bad=True).setup()
 
@@ -444,7 +444,7 @@ def test_groups_of_texts_that_cannot_be_used(tmp_path):
     with pytest.raises(DataError, match="no column 'who'.* set data.group to one of its columns"):
         TextTable(file, group="who").parts  # noqa: B018
     empty = write(tmp_path / "c.csv", [*of_patients(), ("new", "a", " ")], columns)
-    with pytest.raises(DataError, match="line 62: the group is empty: complete such rows, or leave them out by"):
+    with pytest.raises(DataError, match="line 62: patient is empty: mend such rows, or leave them out by"):
         TextTable(empty, group="patient").parts  # noqa: B018
     assert len(TextTable(empty, group="patient", skip_bad=True)._samples) == 60
 

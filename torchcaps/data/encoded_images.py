@@ -122,7 +122,7 @@ class EncodedImages(LabeledData):
         if images.ten_crop:
             raise ValueError("images must have ten_crop=False: an encoder takes one crop of each image")
         self.images, self.encoder, self.revision = images, encoder, revision
-        self.balance = images.balance
+        self.balance, self.target = images.balance, images.target
         if isinstance(images, ImageFolder):
             self.write_split = images.write_split
 

@@ -13,6 +13,7 @@ from torchcaps.data.files import DataError
 from torchcaps.data.notes import MOST_BAD, listed, say
 from torchcaps.data.splits import NONE, Part, doubts_of_columns
 from torchcaps.data.table import read_table
+from torchcaps.data.targets import Label, Target
 from torchcaps.utils.checks import counted, nearest
 from torchcaps.utils.files import user_path
 
@@ -53,7 +54,7 @@ class FileList(NamedTuple):
     """Files that were found.
 
     Fields:
-        classes: the class of each file, by its path in the folder.
+        labels: the class, the labels or the numbers of each file, by its path in the folder.
         parts: the part in whose folder it lies; empty if the folder has no folders of parts.
         groups: its group, such as a patient; empty if there are no groups.
         others: paths of files of another kind.
@@ -62,7 +63,7 @@ class FileList(NamedTuple):
             seem to be something else.
     """
 
-    classes: dict[str, str]
+    labels: dict[str, Label]
     parts: dict[str, Part]
     groups: dict[str, str]
     others: list[str]
@@ -118,7 +119,7 @@ def files_in_folders(folder: Path, kind: FileKind, group: str | None = None) -> 
     doubts = _doubts_of_classes(folder, in_class, classes)
     if group is None:
         doubts += _doubts(folder, kind.noun, in_class, classes, parts)
-    return FileList(classes, parts, groups, others, left_out, doubts)
+    return FileList({**classes}, parts, groups, others, left_out, doubts)
 
 
 def files_in_table(
@@ -126,7 +127,7 @@ def files_in_table(
     kind: FileKind,
     name: str,
     file: str,
-    label: str,
+    target: Target,
     columns: list[str] | None = None,
     group: str | None = None,
     skip_bad: bool = False,
@@ -137,10 +138,12 @@ def files_in_table(
         folder: the folder; files may lie in further folders within it.
         kind: kind of the files.
         name: path of the table.
-        file, label: names of its columns with the files and with their classes.
+        file: name of its column with the files.
+        target: what else it has of each file.
         columns: names of all columns of a table without a header line; None if it has one.
         group: see `OwnFiles`.
-        skip_bad: whether rows without a file or a class are left out. Otherwise they are an error.
+        skip_bad: whether rows whose file is not there or whose label cannot be used are left out. Otherwise they are
+            an error.
 
     Raises:
         DataError: the table cannot be used; the one line says which line of it and why.
@@ -149,26 +152,33 @@ def files_in_table(
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: expected the folder of the {noun}s that {name} names")
     table = read_table(name, columns)
-    table.check_columns({f"data.{noun}": file, "data.label": label}, "--data.columns")
+    table.check_columns({f"data.{noun}": file} | target.wanted, "--data.columns")
+    target.check_columns(table)
     files, others = find_files(folder, kind.suffixes)
     by_name = files_by_name(folder, files)
-    classes: dict[str, str] = {}
+    labels: dict[str, Label] = {}
     lines: dict[str, int] = {}  # where each file stands first
     rows: list[tuple[str, dict[str, str], int]] = []
     bad: list[str] = []
     for line, values in table.rows:
-        text, of_class = values[file].strip(), values[label].strip()
-        if not text or not of_class:
-            bad.append(f"line {line}: {file if not text else label} is empty")
-        elif (path := file_called(text, by_name, user_path(name).parent)) is None:
+        text = values[file].strip()
+        try:
+            if not text:
+                raise ValueError(f"{file} is empty")
+            label = target.read(values)
+        except ValueError as error:
+            bad.append(f"line {line}: {error}")
+            continue
+        if (path := file_called(text, by_name, user_path(name).parent)) is None:
             several = {as_key(text), PurePath(as_key(text)).stem} & by_name.keys()
             many = f"several {noun}s are called {text[:100]!r}: give the path in the folder"
             bad.append(f"line {line}: {many if several else f'no {noun} is called {text[:100]!r}'}")
-        elif classes.setdefault(key := path.relative_to(folder).as_posix(), of_class) != of_class:
-            raise DataError(
-                f"{name} line {line}: {text} is {of_class!r}, and {classes[key]!r} in line {lines[key]}: give each "
-                f"{noun} one class"
-            )
+        elif (first := labels.setdefault(key := path.relative_to(folder).as_posix(), label)) != label:
+            if target.kind == "class":
+                differs = f"is {label!r}, and {first!r} in line {lines[key]}: give each {noun} one class"
+            else:
+                differs = f"has other {target.kind} in line {lines[key]}: give each {noun} one row with all of them"
+            raise DataError(f"{name} line {line}: {text} {differs}")
         else:
             lines.setdefault(key, line)
             rows.append((key, values, line))
@@ -181,18 +191,10 @@ def files_in_table(
         raise DataError(f"{name} {listed(bad, MOST_BAD)}: mend such rows, or leave them out by --data.skip_bad true")
     if bad:
         say(f"{name}: left out {counted(len(bad), 'row')}: {listed(bad, MOST_BAD)}")
-    if len(set(classes.values())) < 2:
-        raise DataError(
-            f"{name}: all {noun}s have the class {next(iter(classes.values()))!r} in column {label!r}: at least two "
-            "classes are needed"
-        )
-    if len(set(classes.values())) == len(classes):
-        raise DataError(
-            f"{name}: every {noun} has another class in column {label!r}: set data.label to the column of the classes"
-        )
+    doubts = target.check([*labels.values()], name, noun)
     paths = (path.relative_to(folder).as_posix() for path in files)
-    beside = [path for path in paths if path not in classes]
-    inside: dict[str, PurePath] = {path: PurePath(path) for path in classes}
+    beside = [path for path in paths if path not in labels]
+    inside: dict[str, PurePath] = {path: PurePath(path) for path in labels}
     if group in table.columns:
         groups: dict[str, str] = {}
         for key, values, line in rows:
@@ -206,12 +208,12 @@ def files_in_table(
         _check_groups(folder, noun, groups, group)
     else:
         groups = _groups_of(inside, noun, group, folder, table.columns)
-    doubts = []
     if group is None:
-        doubts = doubts_of_columns(table, file, label) or _doubts(folder, noun, inside, classes, {})
+        alike = {path: " ".join(target.names_of(label)) for path, label in labels.items()}
+        doubts += doubts_of_columns(table, file, target.columns) or _doubts(folder, noun, inside, alike, {})
     table_file = user_path(name).resolve()
     rest = [path.relative_to(folder).as_posix() for path in others if path.resolve() != table_file]
-    return FileList(classes, {}, groups, rest, beside, doubts)
+    return FileList(labels, {}, groups, rest, beside, doubts)
 
 
 def find_files(folder: Path, suffixes: Sequence[str]) -> tuple[list[Path], list[Path]]:

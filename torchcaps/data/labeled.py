@@ -20,11 +20,13 @@ STAGES = ("fit", "validate", "test", "predict", None)  # what Lightning passes t
 # Not the run's seed: networks are comparable only if all learn the same labels.
 LABEL_SEEDS = {"fit": 0, "validate": 1}
 
+TargetKind = Literal["class", "labels", "numbers"]
+
 Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and other tensors of some data sets
 
 
 class LabeledSet(Dataset[Batch]):
-    """Samples in memory or on disk, with labels, see `LabeledData.target`. A DataLoader reads a whole batch at once."""
+    """Samples in memory or on disk, with labels, see `LabeledData`. A DataLoader reads a whole batch in one call."""
 
     labels: Tensor
     device: torch.device | None = None  # on which batches are made; None for samples that are read from files
@@ -76,6 +78,12 @@ class LabeledData(LightningDataModule):
 
     A subclass sets `classes` and defines `_set`, or a `setup` of its own.
 
+    `target` is what is predicted, which determines the labels of the sets:
+
+    - "class": a class of each sample, (n,) int64;
+    - "labels": any number of labels, (n, classes) float32 of 0 and 1;
+    - "numbers": real numbers, (n, classes) float32; `classes` is how many, and `names` are what they are called.
+
     Order of the calls, with a Trainer and for MNIST:
 
     1. `prepare_data` (mnist.py) downloads missing files.
@@ -109,9 +117,7 @@ class LabeledData(LightningDataModule):
     """
 
     classes: int
-    # What is predicted: a class, with labels (n,) int64; several labels or none, with labels (n, classes) float32 of 0
-    # and 1; or numbers, with labels (n, numbers) float32, where `names` and `classes` are those of the numbers.
-    target: Literal["class", "labels", "numbers"] = "class"
+    target: TargetKind = "class"
     # Whether an epoch has equally many samples of each class; None where there is no such option.
     balance: bool | None = None
 
@@ -129,7 +135,7 @@ class LabeledData(LightningDataModule):
 
     @property
     def names(self) -> list[str]:
-        """Names of the classes, labels or numbers; by default their indices."""
+        """Names of the classes; by default their indices."""
         return [str(label) for label in range(self.classes)]
 
     @property

@@ -1,12 +1,10 @@
 """Base of data in files of one's own, in a folder for each class or named by a table: classes, parts, groups."""
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchcaps.data.file_lists import FileKind, FileList, files_in_folders, files_in_table
@@ -21,15 +19,13 @@ from torchcaps.data.splits import (
     TABLE,
     Part,
     check_groups,
-    check_names,
     check_shares,
     digest,
     packed,
     read_split,
     say_groups,
-    split_by_class,
-    split_by_group,
 )
+from torchcaps.data.targets import Label, target_of
 from torchcaps.utils.arguments import Count, CountOrZero, Fraction, checked
 from torchcaps.utils.checks import counted
 from torchcaps.utils.files import user_path, write_csv_whole
@@ -47,10 +43,11 @@ class OwnFiles(LabeledData):
     them will do. Links to folders are followed. Hidden files and folders, those of servers (`@eaDir`), and files with
     other endings are left out.
 
-    Without a folder `val` or `test`, the part is split off the training files, the same share of every class, by a
-    split that depends on the names of the files alone. `write_split` writes it down, and `split` reads it again. Every
-    checkpoint of `torchcaps train` holds it, by hashes of the names. A class of one or two files has all of them in
-    training. With `group`, no group is in two parts; see `split_by_group`.
+    Without a folder `val` or `test`, the part is split off the training files, the same share of every class or label,
+    by a split that depends on their names and labels alone; files with numbers are split by their names alone.
+    `write_split` writes the split down, and `split` reads it again. Every checkpoint of `torchcaps train` holds it, by
+    hashes of the names. A class of one or two files has all of them in training. With `group`, no group is in two
+    parts; see `split_by_group`.
 
     A subclass sets `kind` and `file_column`, and defines `_errors` and `_samples`.
 
@@ -59,6 +56,11 @@ class OwnFiles(LabeledData):
         table: table that names the files and their classes, see `torchcaps.data.table.read_table`; None for a folder
             of each class. It names a file by its path in `folder` or by its name, with or without the ending.
         label: name of its column with the classes.
+        separator: what stands between labels in that column, such as "|" in "cat|dog", if a file may have any number of
+            labels; a file with an empty value has none. None for one class.
+        labels: names of columns, one for each label, with 1 or 0 (or true or false, yes or no) in each row; for files
+            that may have any number of labels. None for one class.
+        numbers: names of columns with numbers to predict; None for one class.
         columns: names of all of its columns if it has no header line; None if it has one.
         group: what files of one group, such as a patient, have in common: "folder", the first folder within that of
             the class; a column of the table; or a regular expression, what it matches in the name of the file without
@@ -68,7 +70,7 @@ class OwnFiles(LabeledData):
         split: file with the parts of all files, as `write_split` writes it, or a checkpoint of a run; None for a new
             split. Files that it does not have are left out.
         skip_bad: whether files that cannot be read are left out. Otherwise they are an error.
-        class_names: names of the classes; None for those of the folders.
+        class_names: names of the classes or labels; None for those of the folders or of the table.
         batch_size: samples in a batch.
         num_workers: worker processes of each loader.
         shuffle_labels: whether to shuffle the training labels and the validation labels, see `LabeledData`.
@@ -89,6 +91,9 @@ class OwnFiles(LabeledData):
         folder: str | None = None,
         table: str | None = None,
         label: str = "label",
+        separator: str | None = None,
+        labels: list[str] | None = None,
+        numbers: list[str] | None = None,
         columns: list[str] | None = None,
         group: str | None = None,
         val_share: Fraction = 0.15,
@@ -102,17 +107,20 @@ class OwnFiles(LabeledData):
         balance: bool = False,
     ) -> None:
         self.folder, self.split, self.skip_bad, self.balance = folder, split, skip_bad, balance
-        self.table, self.label_column, self.columns, self.group = table, label, columns, group
+        self.table, self.columns, self.group = table, columns, group
         self.val_share, self.test_share = val_share, test_share
         check_shares(val_share, test_share)
-        check_names(class_names)
+        self._target = target_of(label, separator, labels, numbers, class_names, balance)
+        self.target = self._target.kind
+        if table is None and self.target != "class":
+            raise ValueError(f"{self.target} are read from columns of a table: set table to its path")
         self._class_names = class_names
         self._error_of: dict[str, str] = {}  # by the paths of the files that were read, "" without one
         super().__init__(batch_size=batch_size, num_workers=num_workers, shuffle_labels=shuffle_labels)
 
     @property
     def names(self) -> list[str]:
-        """Names of the classes: those of their folders."""
+        """Names of the classes, labels or numbers."""
         return self._names_in_data if self._class_names is None else self._class_names
 
     @property
@@ -124,7 +132,7 @@ class OwnFiles(LabeledData):
         return super().title if self.folder is None else f"{self.kind.noun}s in {Path(self.folder).name or self.folder}"
 
     def network_arguments(self) -> dict[str, Any]:
-        return {"classes": self.classes}
+        return {"numbers" if self.target == "numbers" else "classes": self.classes}
 
     def resolved_arguments(self) -> dict[str, Any]:
         return {"class_names": self.names}
@@ -140,21 +148,22 @@ class OwnFiles(LabeledData):
         if self.split is None:
             for doubt in files.doubts:
                 say(doubt)
+        target, paths = self._target, [*self.parts]
         if groups := files.groups:
-            paths = [*self.parts]
+            of_files = [target.names_of(self._files[path]) for path in paths]
             say_groups(
-                str(self.folder),
-                noun,
-                [self._files[x] for x in paths],
-                [groups[x] for x in paths],
-                [*self.parts.values()],
+                str(self.folder), noun, target.terms, of_files, [groups[x] for x in paths], [*self.parts.values()]
             )
-        training = Counter(self._files[path] for path, part in self.parts.items() if part == "train")
-        tested = {self._files[path] for path, part in self.parts.items() if part == "test"}
-        if alone := [f"{name} ({training[name]})" for name in self.names if name not in tested]:
+        trained, tested = (
+            target.counts(self._files[path] for path in paths if self.parts[path] == part) for part in ("train", "test")
+        )
+        names = [] if self.target == "numbers" else self.names
+        if self.target == "labels" and (unknown := [name for name in names if name not in trained]):
+            say(f"labels that no training {noun} has, so that a network cannot learn them: {listed(unknown)}")
+        if alone := [f"{name} ({trained[name]})" for name in names if name not in tested]:
             few = f"{noun}s or groups" if files.groups else f"{noun}s"
             why = "are not in the test part" if files.parts or self.split else f"have too few {few} to be tested"
-            say(f"classes that {why}: {listed(alone)}")
+            say(f"{target.terms} that {why}: {listed(alone)}")
 
     setup = LabeledData.setup  # `parts` says which files belong to a stage
 
@@ -189,16 +198,13 @@ class OwnFiles(LabeledData):
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
         open_parts = {part: share for part, share in shares.items() if part not in parts.values()}
         to_split = [path for path in files if parts[path] == "train"]
-        classes = [files[path] for path in to_split]
+        labels = [files[path] for path in to_split]
         groups = self._listed.groups
+        of_groups = [groups[path] for path in to_split] if groups else None
+        parts |= dict(zip(to_split, self._target.split(to_split, labels, of_groups, open_parts), strict=True))
         if groups:
-            parts |= dict(
-                zip(to_split, split_by_group(classes, [groups[x] for x in to_split], open_parts), strict=True)
-            )
             advice = f"move all {noun}s of a group into one of the folders, or set data.group to none"
             check_groups(((groups[path], part) for path, part in parts.items()), self._folder, advice)
-        else:
-            parts |= dict(zip(to_split, split_by_class(to_split, classes, open_parts), strict=True))
         if "test" not in parts.values():
             raise DataError(f"{self.folder}: has no {noun} to test on: {self._how_to_test()}")
         return parts
@@ -219,23 +225,23 @@ class OwnFiles(LabeledData):
 
     def _set(self, stage: str) -> LabeledSet:
         part: Part = OF_STAGE[stage]
-        labels = {name: label for label, name in enumerate(self.names)}
         for name in self._names_in_data:
-            if name not in labels:
-                raise DataError(f"{self.folder}: has a class {name!r}, which is none of {', '.join(labels)}")
+            if name not in self.names:
+                raise DataError(
+                    f"{self.folder}: has a {self._target.term} {name!r}, which is none of {', '.join(self.names)}"
+                )
         self._read(list(self.parts) if stage == "fit" else [path for path, of in self.parts.items() if of == part])
         names = self._readable(part)
         if not names:
             raise DataError(f"{self.folder}: the part {part!r} has no {self.kind.noun} that can be read")
         if part == "train":
-            lost = {self._files[path] for path, of in self.parts.items() if of == part}
-            lost -= {self._files[path] for path in names}
-            if lost:
+            of_part = self._target.counts(self._files[path] for path, of in self.parts.items() if of == part)
+            if lost := of_part.keys() - self._target.counts(self._files[path] for path in names):
                 raise DataError(
                     f"{self.folder}: no training {self.kind.noun} of {listed(sorted(lost))} can be read: mend some, or "
-                    "remove the class"
+                    f"remove the {self._target.term}"
                 )
-        return self._samples(part, names, torch.tensor([labels[self._files[path]] for path in names]))
+        return self._samples(part, names, self._target.tensor([self._files[path] for path in names], self.names))
 
     def _errors(self, paths: list[str]) -> list[str]:
         """Read files, given their paths in the folder; return the error of each, "" if it can be read."""
@@ -271,24 +277,25 @@ class OwnFiles(LabeledData):
     def _listed(self) -> FileList:
         if self.table is None:
             return files_in_folders(self._folder, self.kind, self.group)
-        names = self.file_column, self.label_column, self.columns
-        return files_in_table(self._folder, self.kind, self.table, *names, self.group, self.skip_bad)
+        of_table = self.file_column, self._target, self.columns
+        return files_in_table(self._folder, self.kind, self.table, *of_table, self.group, self.skip_bad)
 
     @property
-    def _files(self) -> dict[str, str]:
-        """The class of each file, by its path in the folder."""
-        return self._listed.classes
+    def _files(self) -> dict[str, Label]:
+        """The class, the labels or the numbers of each file, by its path in the folder."""
+        return self._listed.labels
 
     @cached_property
     def _names_in_data(self) -> list[str]:
-        return sorted({self._files[path] for path in self.parts}, key=_natural)
+        labels = (self._files[path] for path in self.parts)
+        return self._target.names(labels, lambda names: sorted(names, key=_natural))
 
     def _how_to_test(self) -> str:
         if self.test_share == 0:
             return "set data.test_share above 0, or add a folder test"
         if self._listed.groups:
-            return "a class needs two groups to be tested"
-        return f"a class needs three {self.kind.noun}s to be split"
+            return f"a {self._target.term} needs two groups to be tested"
+        return f"a {self._target.term} needs three {self.kind.noun}s to be split"
 
 
 def _natural(name: str) -> tuple[int, int, str]:

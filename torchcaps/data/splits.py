@@ -175,8 +175,9 @@ def split_by_class(keys: Sequence[str], classes: Sequence[str], shares: Mapping[
     return parts
 
 
-def split_by_group(classes: Sequence[str], groups: Sequence[str], shares: Mapping[Part, float]) -> list[Part]:
-    """Split samples into parts with about the same share of every class, and no group, such as a patient, in two.
+def split_by_group(names: Sequence[Sequence[str]], groups: Sequence[str], shares: Mapping[Part, float]) -> list[Part]:
+    """Split samples into parts with about the same share of every class or label, and no group, such as a patient, in
+    two.
 
     The largest groups come first. A group goes to training if one of its classes is not there yet. Otherwise it goes
     to a part that needs one of the last groups of a class, or to the part that lacks most of the group's classes. A
@@ -184,7 +185,7 @@ def split_by_group(classes: Sequence[str], groups: Sequence[str], shares: Mappin
     groups in all parts. The split depends on the names of the groups and on their classes alone.
 
     Args:
-        classes: class of each sample.
+        names: the class, or the labels, of each sample, one or more.
         groups: group of each sample.
         shares: share of each part that is split off; the rest is for training.
 
@@ -192,9 +193,12 @@ def split_by_group(classes: Sequence[str], groups: Sequence[str], shares: Mappin
         The part of each sample.
     """
     counts: dict[str, Counter[str]] = {}
-    for name, group in zip(classes, groups, strict=True):
-        counts.setdefault(group, Counter())[name] += 1
-    totals, left = Counter(classes), Counter(name for of_group in counts.values() for name in of_group)
+    for of_sample, group in zip(names, groups, strict=True):
+        counts.setdefault(group, Counter()).update(of_sample)
+    totals, left = (
+        Counter(name for of_sample in names for name in of_sample),
+        Counter(name for of_group in counts.values() for name in of_group),
+    )
     wanted: dict[Part, float] = {"train": 1 - sum(shares.values())}
     wanted |= {part: shares[part] for part in ("test", "val") if shares.get(part)}
     missing = {part: {name: share * total for name, total in totals.items()} for part, share in wanted.items()}
@@ -237,46 +241,50 @@ def check_groups(groups: Iterable[tuple[str, Part]], where: Any, advice: str) ->
         raise DataError(f"{where}: groups are in several parts: {listed(several)}: {advice}")
 
 
-def say_groups(where: str, kind: str, classes: Sequence[str], groups: Sequence[str], parts: Sequence[Part]) -> None:
-    """Say how many groups each part has, and which classes and groups make the split uneven.
+def say_groups(
+    where: str, noun: str, terms: str, names: Sequence[Sequence[str]], groups: Sequence[str], parts: Sequence[Part]
+) -> None:
+    """Say how many groups each part has, and which classes or labels and groups make the split uneven.
 
     Args:
         where: folder or file of the samples.
-        kind: what a sample is called, such as "picture".
-        classes, groups, parts: those of each sample.
+        noun: what a sample is called, such as "picture".
+        terms: what its names are called, "classes" or "labels".
+        names, groups, parts: those of each sample; it may have any number of names.
     """
     sizes, of_part = Counter(groups), dict(zip(groups, parts, strict=True))
-    of_class: dict[str, set[str]] = {}
-    for name, group in zip(classes, groups, strict=True):
-        of_class.setdefault(name, set()).add(group)
+    of_name: dict[str, set[str]] = {}
+    for of_sample, group in zip(names, groups, strict=True):
+        for name in of_sample:
+            of_name.setdefault(name, set()).add(group)
     each = Counter(of_part.values())
     by_part = ", ".join(f"{each[part]} in {word}" for part, word in PART_WORDS.items())
     say(f"{where}: {counted(len(sizes), 'group')}: {by_part}")
-    alone = [f"{name} ({group})" for name, (group, *others) in of_class.items() if not others]
+    alone = [f"{name} ({group})" for name, (group, *others) in of_name.items() if not others]
     if alone:
-        say(f"{where}: classes with one group cannot be split, and are in one part alone: {listed(alone)}")
+        say(f"{where}: {terms} with one group cannot be split, and are in one part alone: {listed(alone)}")
     largest, size = sizes.most_common(1)[0]
     if 2 * size > len(groups):
         say(
-            f"{where}: the group {largest} has {size:,} of {counted(len(groups), kind)}, which are all in "
+            f"{where}: the group {largest} has {size:,} of {counted(len(groups), noun)}, which are all in "
             f"{PART_WORDS[of_part[largest]]}"
         )
 
 
-def doubts_of_columns(table: Table, sample: str, label: str) -> list[str]:
+def doubts_of_columns(table: Table, sample: str, labels: Sequence[str]) -> list[str]:
     """Return a line if columns of a table seem to name patients or objects that several rows belong to.
 
     Args:
         table: the table.
-        sample, label: its columns of the samples and of their classes.
+        sample, labels: its columns of the samples and of their classes, labels or numbers.
     """
     counts: dict[str, int] = {}
     for column in table.columns:
-        if column in (sample, label) or not OF_GROUPS.search(column):
+        if column in (sample, *labels) or not OF_GROUPS.search(column):
             continue
         values = {row.values[column] for row in table.rows}
-        pairs = {(row.values[column], row.values[label]) for row in table.rows}
-        is_label = len(values) == len(pairs) == len({of_class for _, of_class in pairs})  # in other words
+        pairs = {(row.values[column], *(row.values[label] for label in labels)) for row in table.rows}
+        is_label = len(values) == len(pairs) == len({pair[1:] for pair in pairs})  # in other words
         if 3 <= len(values) < len(table.rows) and not is_label:
             counts[column] = len(values)
     if not counts:
@@ -287,13 +295,3 @@ def doubts_of_columns(table: Table, sample: str, label: str) -> list[str]:
         f"{table.name}: rows with the same {columns} may belong together, as those of one patient: validation and test "
         f"then show what was trained on: give --data.group {shlex.quote(coarsest)}, or --data.group {NONE} if not"
     ]
-
-
-def check_names(names: list[str] | None) -> None:
-    """Check names of classes that were given."""
-    if names is None:
-        return
-    if not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"class_names must be texts that are not empty, got {names!r}")
-    if len(set(names)) < max(2, len(names)):
-        raise ValueError(f"class_names must be two or more different names, got {names!r}")

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchcaps.data.files import DataError
@@ -25,17 +24,15 @@ from torchcaps.data.splits import (
     TABLE,
     Part,
     check_groups,
-    check_names,
     check_shares,
     digest,
     doubts_of_columns,
     packed,
     read_split,
     say_groups,
-    split_by_class,
-    split_by_group,
 )
 from torchcaps.data.table import read_table
+from torchcaps.data.targets import Label, target_of
 from torchcaps.data.texts import TextData
 from torchcaps.utils.arguments import Fraction, checked
 from torchcaps.utils.checks import check_choice, counted, nearest
@@ -43,10 +40,10 @@ from torchcaps.utils.files import write_csv_whole
 
 
 class Sample(NamedTuple):
-    """A row of a table: a text, its label as the table has it, and where it stands."""
+    """A row of a table: a text, its class or its labels, and where it stands."""
 
     text: str
-    label: str
+    label: Label
     file: str
     line: int
     group: str = ""
@@ -82,7 +79,8 @@ class TextTable(TextData):
 
     Args:
         file: the table. It is read when it is needed, not before.
-        text, label: names of the columns with the texts and with their labels.
+        text, label: names of the columns with the texts and with their classes.
+        separator, labels: for texts that may have any number of labels, see `OwnFiles`; None for one class.
         group: name of a column with the groups of the texts, which are not divided between parts; "none" for no groups;
             with None a line says if a column seems to have some.
         columns: names of the columns of tables without a header line, see `read_table`; None if they have one.
@@ -90,9 +88,10 @@ class TextTable(TextData):
         val_share, test_share: shares of the texts of each class for validation and test, where these have no file.
         split: file with the part of each row of `file`, as `write_split` writes it, or a checkpoint of a run; None for
             a new split. Rows that it does not have are left out.
-        skip_bad: whether rows without a text or a label are left out. Otherwise they are an error.
-        class_names: labels, in the order of the network's scores; None for those in `file`, in the order of numbers if
-            all of them are numbers.
+        skip_bad: whether rows without a text, or with a label that cannot be used, are left out. Otherwise they are an
+            error.
+        class_names: classes or labels, in the order of the network's scores; None for those in `file`, in the order of
+            numbers if all of them are numbers.
         encoder: see `TextData`.
         balance: whether an epoch of training has equally many texts of each class, see `Order`.
         options: see `TextData`.
@@ -111,6 +110,8 @@ class TextTable(TextData):
         file: str | None = None,
         text: str = "text",
         label: str = "label",
+        separator: str | None = None,
+        labels: list[str] | None = None,
         group: str | None = None,
         columns: list[str] | None = None,
         val_file: str | None = None,
@@ -126,8 +127,9 @@ class TextTable(TextData):
     ) -> None:
         super().__init__(encoder=encoder, **options)
         check_shares(val_share, test_share)
-        check_names(class_names)
-        self.file, self.text, self.label, self.columns = file, text, label, columns
+        self._target = target_of(label, separator, labels, None, class_names, balance)
+        self.target = self._target.kind
+        self.file, self.text, self.columns = file, text, columns
         self.group, self._may_have_groups = None if group == NONE else group, group is None
         self._doubts: list[str] = []  # about columns that seem to be groups
         self.val_file, self.test_file, self.split = val_file, test_file, split
@@ -136,7 +138,7 @@ class TextTable(TextData):
 
     @property
     def names(self) -> list[str]:
-        """Names of the classes: the labels."""
+        """Names of the classes or labels."""
         return self._names_in_data if self._class_names is None else self._class_names
 
     @property
@@ -165,17 +167,19 @@ class TextTable(TextData):
         return bool(self.parts["val"])
 
     def read(self, stage: str) -> tuple[list[str], Tensor]:
-        labels = {name: label for label, name in enumerate(self.names)}
-        samples = self.parts[OF_STAGE[stage]]
-        if wrong := [sample for sample in samples if sample.label not in labels]:
-            first = wrong[0]
-            others = dict.fromkeys(repr(sample.label) for sample in wrong if sample.label != first.label)
+        names, samples = self.names, self.parts[OF_STAGE[stage]]
+        wrong = [
+            (sample, name) for sample in samples for name in self._target.names_of(sample.label) if name not in names
+        ]
+        if wrong:
+            first, label = wrong[0]
+            others = dict.fromkeys(repr(name) for _, name in wrong if name != label)
             more = f" (and {listed([*others])})" if others else ""
             raise DataError(
-                f"{first.file} line {first.line}: the label {first.label!r}{more} is not one of the classes"
-                f"{nearest(first.label, labels)}"
+                f"{first.file} line {first.line}: the label {label!r}{more} is not one of the {self._target.terms}"
+                f"{nearest(label, names)}"
             )
-        return [sample.text for sample in samples], torch.tensor([labels[sample.label] for sample in samples])
+        return [sample.text for sample in samples], self._target.tensor([sample.label for sample in samples], names)
 
     def keys(self, stage: str) -> list[str]:
         """Return the file, the line and the text of each sample of a stage."""
@@ -240,18 +244,9 @@ class TextTable(TextData):
 
     @cached_property
     def _names_in_data(self) -> list[str]:
-        counts = Counter(sample.label for sample in self._samples)
-        if len(counts) < 2:
-            raise DataError(
-                f"{self.file}: all rows have the label {next(iter(counts))!r} in column {self.label!r}: at least two "
-                "classes are needed"
-            )
-        if max(counts.values()) == 1:
-            raise DataError(
-                f"{self.file}: every row has another label in column {self.label!r}: set data.label to the column of "
-                f"the classes, or add texts: a class needs {LEAST_TO_SPLIT} different ones to be split"
-            )
-        return _in_order(list(counts))
+        labels = [sample.label for sample in self._samples]
+        self._doubts += self._target.check(labels, str(self.file), "row")
+        return self._target.names(labels, _in_order)
 
     @cached_property
     def _split(self) -> Sequence[Part | None]:
@@ -261,13 +256,14 @@ class TextTable(TextData):
         shares: dict[Part, float] = {"val": self.val_share, "test": self.test_share}
         for part in self._own_files:
             del shares[part]
+        labels = [sample.label for sample in self._samples]
         if self.group is not None:
-            return split_by_group([x.label for x in self._samples], [x.group for x in self._samples], shares)
+            return self._target.split([], labels, [sample.group for sample in self._samples], shares)
         words = [sample.words for sample in self._samples]
-        labels: dict[str, str] = {}  # of texts with the same words the first label of the alphabet
-        for text, sample in zip(words, self._samples, strict=True):
-            labels[text] = min(sample.label, labels.get(text, sample.label))
-        parts = dict(zip(labels, split_by_class([*labels], [*labels.values()], shares), strict=True))
+        of_words: dict[str, Label] = {}  # of texts with the same words the first label of the alphabet
+        for text, label in zip(words, labels, strict=True):
+            of_words[text] = min(label, of_words.get(text, label), key=self._target.names_of)
+        parts = dict(zip(of_words, self._target.split([*of_words], [*of_words.values()], None, shares), strict=True))
         return [parts[text] for text in words]
 
     @cached_property
@@ -292,25 +288,27 @@ class TextTable(TextData):
     def _read(self, file: str) -> list[Sample]:
         """Read the rows of a file that have a text and a label."""
         table = read_table(file, self.columns)
-        wanted = {"data.text": self.text, "data.label": self.label}
+        wanted = {"data.text": self.text} | self._target.wanted
         table.check_columns(wanted if self.group is None else wanted | {"data.group": self.group}, "--data.columns")
+        self._target.check_columns(table)
         if self._may_have_groups:
-            self._doubts = self._doubts or doubts_of_columns(table, self.text, self.label)
+            self._doubts = self._doubts or doubts_of_columns(table, self.text, self._target.columns)
         samples, bad = [], []
         for line, values in table.rows:
-            group = values[self.group].strip() if self.group is not None else ""
-            sample = Sample(values[self.text].strip(), values[self.label].strip(), file, line, group)
-            if sample.text and sample.label and (group or self.group is None):
-                samples.append(sample)
-            else:
-                empty = "the text" if not sample.text else "the label" if not sample.label else "the group"
-                bad.append(f"line {line}: {empty} is empty")
+            text, group = values[self.text].strip(), values[self.group].strip() if self.group is not None else ""
+            try:
+                for column, value in ((self.text, text), (self.group, group)):
+                    if column is not None and not value:
+                        raise ValueError(f"{column} is empty")
+                samples.append(Sample(text, self._target.read(values), file, line, group))
+            except ValueError as error:
+                bad.append(f"line {line}: {error}")
         if bad and not self.skip_bad:
             raise DataError(
-                f"{file} {listed(bad, MOST_BAD)}: complete such rows, or leave them out by --data.skip_bad true"
+                f"{file} {listed(bad, MOST_BAD)}: mend such rows, or leave them out by --data.skip_bad true"
             )
         if bad:
-            say(f"{file}: left out {counted(len(bad), 'row')} with an empty value: {listed(bad, MOST_BAD)}")
+            say(f"{file}: left out {counted(len(bad), 'row')}: {listed(bad, MOST_BAD)}")
         if not samples:
             raise DataError(f"{file}: no row has a text and a label")
         return samples
@@ -334,23 +332,24 @@ class TextTable(TextData):
         if self.split is None:
             for doubt in self._doubts:
                 say(doubt)
+        target, terms = self._target, self._target.terms
         if self.group is not None:
-            rows = [(x.label, x.group, part) for part, samples in self.parts.items() for x in samples]
-            say_groups(str(self.file), "text", *zip(*rows, strict=True))
+            rows = [(target.names_of(x.label), x.group, part) for part, samples in self.parts.items() for x in samples]
+            say_groups(str(self.file), "text", terms, *zip(*rows, strict=True))
         alike: dict[float | str, list[str]] = {}
         for name in self.names:
             alike.setdefault(_plain(name), []).append(name)
         if twice := [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
-            say(f"{self.file}: labels that differ in spelling alone are classes of their own: {listed(twice)}")
-        labels: dict[str, set[str]] = {}
+            say(f"{self.file}: labels that differ in spelling alone are {terms} of their own: {listed(twice)}")
+        labels: dict[str, set[Label]] = {}
         for sample in self._samples:
             labels.setdefault(sample.key, set()).add(sample.label)
         if several := [text for text, names in labels.items() if len(names) > 1]:
-            say(f"{self.file}: has {counted(len(several), 'text')} with several labels, such as {several[0][:60]!r}")
-        counts = Counter(name for names in labels.values() for name in names)
+            say(f"{self.file}: has {counted(len(several), 'text')} with different labels, such as {several[0][:60]!r}")
+        counts = Counter(name for of_text in labels.values() for name in target.counts(of_text))
         small = [f"{name} ({counts[name]})" for name in self.names if counts[name] < LEAST_TO_SPLIT]
         if small and self.split is None and len(self._own_files) < 2:
-            say(f"{self.file}: classes with too few texts to be split are in training only: {listed(small)}")
+            say(f"{self.file}: {terms} with too few texts to be split are in training only: {listed(small)}")
 
 
 def _plain(name: str) -> float | str:
