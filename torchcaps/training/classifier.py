@@ -425,7 +425,7 @@ class Classifier(LightningModule):
             loss = loss * of_class[labels].mean()  # it has divided by the sum of the weights of this batch
         if divergence is not None:
             loss = loss + divergence
-        if self.reconstruction_weight and not self._are_crops(images):  # several crops of an image are not reconstructed
+        if self.reconstruction_weight and not self._are_crops(images):  # crops of an image are not reconstructed
             # From the capsule of the true class in training, and of the most likely one in validation and test.
             if self.labels_per_image == 1:
                 drawn = self.network.reconstruct(prediction.capsules, labels if stage == "train" else None)
