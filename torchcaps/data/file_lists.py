@@ -193,8 +193,8 @@ def files_in_table(
             "column of the files, or data.folder to their folder"
         )
     if bad and not (skip_bad and labels):
-        others = ", or leave them out by --data.skip_bad true" if labels else ""
-        raise DataError(f"{name} {listed(bad, MOST_BAD)}: mend such rows{others}")
+        or_left_out = ", or leave them out by --data.skip_bad true" if labels else ""
+        raise DataError(f"{name} {listed(bad, MOST_BAD)}: mend such rows{or_left_out}")
     if bad:
         say(f"{name}: left out {counted(len(bad), 'row')}: {listed(bad, MOST_BAD)}")
     doubts = target.check([*labels.values()], name, noun)
