@@ -229,7 +229,14 @@ def test_classes_that_look_like_several_labels_are_said(pictures, capfd):
 
 @pytest.mark.parametrize(
     "values",
-    ["Smith, John;Doe, Jane;Roe, Richard", "good;bad", "a|b;c|d", "Food, Beverage;Food;Retail", "1,5;2,5;3,5"],
+    [
+        "Smith, John;Doe, Jane;Roe, Richard",
+        "good;bad",
+        "a|b;c|d",
+        "Food, Beverage;Food;Retail",
+        "Food, Bar;Food;Bar;Doe, Jane;Roe, Max",
+        "1,5;2,5;3,5",
+    ],
 )
 def test_classes_with_separators_of_their_own_are_no_labels(pictures, values, capfd):
     lines = [f'{i},"{values.split(";")[i % len(values.split(";"))]}"' for i in range(30)]

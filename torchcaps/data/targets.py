@@ -117,7 +117,7 @@ class Target(NamedTuple):
                 f"{where}: all {noun}s have the class {next(iter(counts))!r} in column {column!r}: at least two "
                 "classes are needed"
             )
-        composed = _composed(counts, self.separator)
+        composed = _composed(counts)
         options = "".join(f", or data.separator to {sign!r} if its values are several labels" for sign in composed)
         if self.kind == "class" and max(counts.values()) == 1:
             raise DataError(
@@ -242,16 +242,14 @@ def _shown(value: str) -> str:
     return repr(value[:40]) if value else "empty"
 
 
-def _composed(names: Iterable[str], given: str | None) -> dict[str, str]:
+def _composed(names: Iterable[str]) -> dict[str, str]:
     """Return a name that looks like several labels, by their separator; empty if there seems to be none. Most names
     with a separator then have parts that other names have too."""
     for sign in SEPARATORS:
-        if sign == given:
-            continue
         parts = {name: {part.strip() for part in name.split(sign)} for name in names}
         counts = Counter(part for of_name in parts.values() for part in of_name)
         several = [name for name in parts if sign in name]
-        composed = [name for name in several if "" not in parts[name] and all(counts[x] > 1 for x in parts[name])]
+        composed = [name for name in several if all(counts[x] > 1 for x in parts[name])]
         if composed and 2 * len(composed) >= len(several):
             return {sign: composed[0]}
     return {}
