@@ -111,7 +111,8 @@ class FeatureCapsules(nn.Module, ABC):
         volume lie below each other."""
         maps = self.norm(self._map(features, mask))
         if self.coordinates:
-            maps = torch.cat([maps, self._places(features.shape[2:], maps).expand(len(maps), -1, -1, -1)], dim=1)
+            places = self._places(features.shape[2:], maps).expand(maps.shape[0], -1, -1, -1)
+            maps = torch.cat([maps, places], dim=1)
         capsules = self.primary(maps)
         poses = capsules.poses
         dtype = torch.promote_types(poses.dtype, torch.float32)
