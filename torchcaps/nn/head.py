@@ -185,7 +185,7 @@ class FeatureCapsules(nn.Module, ABC):
             return ": heads of attention before the tokens need features.transpose(1, 2).flatten(2)"
         if rank == 2 + (2 if dims is None else dims or 3):
             return f": make the head with in_features={size[1]} if these are the channels"
-        if rank in (2, 3):
+        if rank in (2, 3) and not dims:
             return f": make the head with in_features={size[-1]}"
         return ""
 
