@@ -224,6 +224,8 @@ def test_wrong_features_are_one_line(features, mask, message):
             r"tokens \(batch, tokens, 5\) or vectors \(batch, 5\)",
             "make the head with dims=2 for such maps$",
         ),
+        (0, (5, 3, 3), "tokens .* or vectors .*", "make the head with in_features=3$"),
+        (0, (2, 6, 7, 8, 9), "tokens .* or vectors .*", r"\(2, 6, 7, 8, 9\)$"),
         (0, (5,), "tokens .* or vectors .*", r"a single vector needs features.unsqueeze\(0\)$"),
         (0, (2, 3, 8), "tokens .* or vectors .*", "make the head with in_features=8$"),
         (
