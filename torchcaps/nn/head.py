@@ -14,7 +14,7 @@ from torchcaps.nn.linear import CapsuleLinear
 from torchcaps.nn.primary import PrimaryCapsules
 from torchcaps.nn.shared import CapsuleShared
 from torchcaps.nn.stack import CapsuleStack
-from torchcaps.routing import DynamicRouting, HeinsenRouting, Routing, SlotAttention, squash
+from torchcaps.routing import DynamicRouting, HeinsenVectorRouting, Routing, SlotAttention, squash
 from torchcaps.utils.arguments import Count, Device, FloatTensor, FloatType, check_input, checked, shown
 from torchcaps.utils.private import is_traced
 
@@ -111,7 +111,8 @@ class FeatureCapsules(nn.Module, ABC):
         volume lie below each other."""
         maps = self.norm(self._map(features, mask))
         if self.coordinates:
-            maps = torch.cat([maps, self._places(features.shape[2:], maps).expand(len(maps), -1, -1, -1)], dim=1)
+            places = self._places(features.shape[2:], maps).expand(maps.shape[0], -1, -1, -1)
+            maps = torch.cat([maps, places], dim=1)
         capsules = self.primary(maps)
         poses = capsules.poses
         dtype = torch.promote_types(poses.dtype, torch.float32)
@@ -289,7 +290,7 @@ class CapsuleRegressor(FeatureCapsules):
     Args:
         in_features: number of channels of a feature map, or of features of a token or a vector.
         numbers: how many numbers it gives.
-        routing: routing algorithm; None for `HeinsenRouting()`.
+        routing: routing algorithm; None for `HeinsenVectorRouting()`.
         types: number of types of primary capsules.
         pose: number of entries of every pose.
         coordinates: give the primary capsules their place on the map. Without it the numbers cannot depend on places
@@ -331,7 +332,7 @@ class CapsuleRegressor(FeatureCapsules):
         device: Device | None = None,
         dtype: FloatType | None = None,
     ):
-        routing = HeinsenRouting() if routing is None else routing
+        routing = HeinsenVectorRouting() if routing is None else routing
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(in_features, numbers, routing, types, pose, None, dims, False, coordinates, **factory)
         self.numbers = numbers
