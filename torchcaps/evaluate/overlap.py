@@ -36,9 +36,7 @@ def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
     images, labels = subject.images, subject.labels
     if labels.dim() == 2:
-        what = (
-            "all classes have the highest scores" if subject.target == "class" else "exactly its labels are predicted"
-        )
+        what = "its labels are predicted" if subject.target == "labels" else "all classes have the highest scores"
         name, accuracy = f"its own test: {what}", subject.accuracy(images)
         return Outcome({f"{name} (%)": accuracy}, {"": Curve("", "share of images (%)", [(name, accuracy)])})
     if not on_black(images):
