@@ -96,7 +96,7 @@ def test_arrays_of_several_sizes(folder, capfd):
 def test_arguments_that_do_not_fit(folder):
     assert "size must have a number for each dimension of layout CL" in error_of(folder, size=[3, 40])
     assert "means and deviations must" in error_of(folder, means=[0.0] * 3)
-    with pytest.raises(DataError, match="data.folder is missing: give --data.folder FOLDER, expected a folder with a f"):
+    with pytest.raises(DataError, match="data.folder is missing: give --data.folder FOLDER, expected a folder"):
         ArrayFolder(layout="CL").network_arguments()
 
 

@@ -32,6 +32,7 @@ from torchcaps.utils.checks import counted
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 
 JITTER = 0.2  # strength of the augmentation "color"
+MOVING = ("shift", "flip", "rotate", "zoom")  # augmentations that change places, angles or sizes
 MOST_PIXELS = 64  # side of images if none is given
 MOST_PAIRS = 3 * 10**8  # of pictures that are compared for near copies, which takes some ten seconds
 FEW_LEVELS = 26  # of 256: pictures that use fewer are nearly of one gray
@@ -51,7 +52,8 @@ class ImageFolder(OwnFiles, ImageData):
 
     Args:
         folder: folder of the pictures.
-        size: height and width of an image; None for the median of the shorter sides of all pictures, at most 64.
+        size: height and width of an image; None for the median of the shorter sides of all pictures, or of the longer
+            ones if they are not cropped, at most 64.
         channels: 1 for gray, 3 for color; None for color if a pixel of one of the pictures has any.
         fit: how pictures of other proportions are made square, see `read_picture`.
         window: the numbers that become black and white in gray pictures of more than 8 bits per pixel; None for those
@@ -101,7 +103,8 @@ class ImageFolder(OwnFiles, ImageData):
             may_have_color = [self._folder / path for path, header in self._headers.items() if not header.is_gray]
             channels = 3 if any_has_color(may_have_color) else 1
         if size is None:
-            size = min(MOST_PIXELS, median_low(min(x.width, x.height) for x in self._headers.values()))
+            side = min if self.fit == "crop" else max  # of what is kept of a picture
+            size = min(MOST_PIXELS, median_low(side(x.width, x.height) for x in self._headers.values()))
         return channels, size, size
 
     def network_arguments(self) -> dict[str, Any]:
@@ -116,9 +119,14 @@ class ImageFolder(OwnFiles, ImageData):
         super().prepare_data()
         if "color" in self.augmentations and self.shape[0] != 3:
             say('the augmentation "color" changes nothing: these images are gray')
+        if self.target == "numbers" and (moving := [name for name in self.augmentations if name in MOVING]):
+            say(
+                f"the augmentations {listed(moving)} move what pictures show, which may change what the numbers "
+                "measure: leave such ones out of data.augmentations"
+            )
         headers = self._headers
-        if moving := [path for path, header in headers.items() if header.frames > 1]:
-            say(f"took the first picture of {counted(len(moving), 'animation')}: {listed(moving)}")
+        if animated := [path for path, header in headers.items() if header.frames > 1]:
+            say(f"took the first picture of {counted(len(animated), 'animation')}: {listed(animated)}")
         if cut := [path for path, header in headers.items() if header.is_cut]:
             say(
                 f"{counted(len(cut), 'picture')} with 16 bits for each color, such as {cut[0]}: the upper 8 are read, "

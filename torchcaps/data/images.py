@@ -122,6 +122,7 @@ class FileData(LabeledData):
 
     shape: tuple[int, ...]
     kind: FileKind
+    ten_crop = False  # whether test inputs are ten crops each
 
     def picture(self, path: Path) -> Tensor:
         """Read a file; `center` makes a network's input of it."""

@@ -26,7 +26,7 @@ Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and 
 
 
 class LabeledSet(Dataset[Batch]):
-    """Samples in memory or on disk, with labels, see `LabeledData`. A DataLoader reads a whole batch in one call."""
+    """Samples in memory or on disk, with labels, see `LabeledData`. A DataLoader reads a whole batch at once."""
 
     labels: Tensor
     device: torch.device | None = None  # on which batches are made; None for samples that are read from files

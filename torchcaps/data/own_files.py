@@ -112,8 +112,6 @@ class OwnFiles(LabeledData):
         check_shares(val_share, test_share)
         self._target = target_of(label, separator, labels, numbers, class_names, balance)
         self.target = self._target.kind
-        if table is None and self.target != "class":
-            raise ValueError(f"{self.target} are read from columns of a table: set table to its path")
         self._class_names = class_names
         self._error_of: dict[str, str] = {}  # by the paths of the files that were read, "" without one
         super().__init__(batch_size=batch_size, num_workers=num_workers, shuffle_labels=shuffle_labels)
@@ -275,6 +273,11 @@ class OwnFiles(LabeledData):
 
     @cached_property
     def _listed(self) -> FileList:
+        if self.table is None and self.target != "class":
+            raise DataError(
+                f"data.table is missing: give --data.table FILE, a table with columns of {self.kind.noun}s and "
+                f"{self.target}"
+            )
         if self.table is None:
             return files_in_folders(self._folder, self.kind, self.group)
         of_table = self.file_column, self._target, self.columns

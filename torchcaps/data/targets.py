@@ -76,7 +76,7 @@ class Target(NamedTuple):
         if self.kind == "labels":
             for column, text in zip(self.columns, texts, strict=True):
                 if text.lower() not in PRESENT + ABSENT:
-                    raise ValueError(f"{column} is {text[:40]!r}: expected 1 or 0, true or false, yes or no")
+                    raise ValueError(f"{column} is {_shown(text)}: expected 1 or 0, true or false, yes or no")
             return tuple(sorted(x for x, text in zip(self.columns, texts, strict=True) if text.lower() in PRESENT))
         if not texts[0]:
             raise ValueError(f"{self.columns[0]} is empty")
@@ -145,9 +145,9 @@ class Target(NamedTuple):
         """Return the number of samples with each class or label."""
         return Counter(name for label in labels for name in self.names_of(label))
 
-    def names(self, labels: Iterable[Label], in_order: Callable[[set[str]], list[str]]) -> list[str]:
+    def names(self, labels: Iterable[Label], in_order: Callable[[list[str]], list[str]]) -> list[str]:
         """Return the names of the classes, labels or numbers: the columns, or what the labels have, in an order."""
-        return in_order(set(self.counts(labels))) if self.wanted else self.columns
+        return in_order([*self.counts(labels)]) if self.wanted else self.columns
 
     def split(
         self, keys: Sequence[str], labels: Sequence[Label], groups: Sequence[str] | None, shares: Mapping[Part, float]
@@ -235,9 +235,14 @@ def _number(column: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not abs(number) <= LARGEST:
-        value = f"is {text[:40]!r}" if text else "is empty"
-        raise ValueError(f"{column} {value}: expected a finite number, with a point for its decimals, such as 12.5")
+        raise ValueError(
+            f"{column} is {_shown(text)}: expected a finite number, with a point for its decimals, such as 12.5"
+        )
     return number
+
+
+def _shown(value: str) -> str:
+    return repr(value[:40]) if value else "empty"
 
 
 def _composed(names: Iterable[str], given: str | None) -> dict[str, str]:

@@ -27,7 +27,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from torchcaps.data import LabeledData
+from torchcaps.data import ImageData, LabeledData
 from torchcaps.nn import CapsuleHead, RoutingPool2d
 from torchcaps.routing import Routing
 from torchcaps.training.checkpoints import (
@@ -238,7 +238,7 @@ class Training:
         return callbacks
 
     def summary(self) -> str:
-        """Return in one line what is trained: the network, its routing, its parameters, the classes and the images."""
+        """Return in one line what is trained: the network, its routing, its parameters, the classes and the inputs."""
         values, network = self.config.model.network, self.model.network
         arguments = values.init_args
         name = arguments.get("name") or values.class_path.rpartition(".")[2]
@@ -252,6 +252,7 @@ class Training:
         parameters = sum(p.numel() for p in network.parameters())
         trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
         shape = getattr(self.datamodule, "shape", None)
+        inputs = "images" if isinstance(self.datamodule, ImageData) else "arrays"
         return "".join(
             (
                 name,
@@ -259,7 +260,7 @@ class Training:
                 f": {parameters:,} parameters",
                 f", {trained:,} of them trained" if trained < parameters else "",
                 f", {counted(self.model.classes, *KINDS[self.model.target])}",
-                f", images of {'x'.join(map(str, shape))}" if shape else "",
+                f", {inputs} of {'x'.join(map(str, shape))}" if shape else "",
                 f"; its features at a learning rate of {rate:g}" if (rate := self.model.features_lr) else "",
             )
         )

@@ -297,11 +297,17 @@ class Classifier(LightningModule):
     def _forward(self, inputs: Inputs) -> Prediction:
         if not isinstance(inputs, Tensor):
             return _prediction(self.network(*inputs))
-        if inputs.dim() < 5:
+        if not self._are_crops(inputs):
             return _prediction(self.network(inputs))
         of_crops = _prediction(self.network(inputs.flatten(0, 1)))
         mean = of_crops.evidence.unflatten(0, inputs.shape[:2]).mean(1)
         return Prediction(mean) if of_crops.activations is None else Prediction(activations=mean)
+
+    def _are_crops(self, inputs: Tensor) -> bool:
+        """Return whether inputs are several crops of each image, and no volumes `(batch, channels, d, h, w)`."""
+        takes_volumes = len(getattr(self.network, "image_shape", None) or ()) == 4
+        data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+        return inputs.dim() == 5 and not takes_volumes and getattr(data, "ten_crop", True)
 
     def training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Tensor:
         batch = self.mixed(batch)
@@ -419,7 +425,7 @@ class Classifier(LightningModule):
             loss = loss * of_class[labels].mean()  # it has divided by the sum of the weights of this batch
         if divergence is not None:
             loss = loss + divergence
-        if self.reconstruction_weight and images.dim() < 5:  # several crops of an image are not reconstructed
+        if self.reconstruction_weight and not self._are_crops(images):  # crops of an image are not reconstructed
             # From the capsule of the true class in training, and of the most likely one in validation and test.
             if self.labels_per_image == 1:
                 drawn = self.network.reconstruct(prediction.capsules, labels if stage == "train" else None)

@@ -76,7 +76,7 @@ def example(
         credits = credit(network, inputs)
         if isinstance(inputs, Tensor):
             kept = set(scores.topk(min(SHOWN, len(scores))).indices.tolist()) | {label, shown["predicted"]}
-            _add_maps(shown, credits, seen, (inputs.shape[-2], inputs.shape[-1]), kept, samples.names)
+            _add_maps(shown, credits, seen, tuple(inputs.shape[2:]), kept, samples.names)
         else:
             _add_words(shown, credits, samples.words[index], samples.names, inputs[0].shape[2])
     return shown
@@ -135,14 +135,14 @@ def _add_maps(
     shown: dict[str, Any],
     credits: Credit,
     seen: dict[str, Places],
-    size: tuple[int, int],
+    size: tuple[int, ...],
     kept: set[int | None],
     names: list[str],
 ) -> None:
     """Add maps and parse trees of the classes that are kept."""
     shown["maps"] = []
     smaller = min(1.0, LARGEST_MAP / max(size))
-    for name, values in heat_of(credits, seen, size).items():
+    for name, values in (heat_of(credits, seen, (size[0], size[1])) if seen else {}).items():
         resized = interpolate(values, scale_factor=smaller, mode="area") if smaller < 1 else values
         layer = next(layer for layer in credits.layers if layer.name == name)
         maps = encoded_maps(name, resized[0].clamp_min(0), layer.shares[0].sum(1), layer.even[0].sum(1))
@@ -153,9 +153,9 @@ def _add_maps(
         """Return the name of a part, and the window of its capsules in the image."""
         is_child = strand.layer < len(credits.layers)
         layer = credits.layers[strand.layer if is_child else -1]  # or a parent of the last layer, if that is no class
-        part: dict[str, Any] = {"name": _place_name(layer, strand.place, is_child)}
+        part: dict[str, Any] = {"name": _place_name(layer, strand.place, is_child, len(size))}
         if is_child and layer.name in seen and len(strand.place) == 2:
-            part["box"] = seen[layer.name].box(*strand.place, size)
+            part["box"] = seen[layer.name].box(*strand.place, (size[0], size[1]))
         return part
 
     shown["trees"] = [
@@ -164,8 +164,11 @@ def _add_maps(
     ]
 
 
-def _place_name(layer: LayerCredit, place: tuple[int, ...], is_child: bool) -> str:
-    """Return the name of a child or a parent of a layer."""
+def _place_name(layer: LayerCredit, place: tuple[int, ...], is_child: bool, dims: int) -> str:
+    """Return the name of a child or a parent of a layer, of inputs with so many dimensions."""
+    if len(place) == 2 and dims != 2:  # signals and volumes: their positions lie in rows of their last dimension
+        columns = (layer.own.children if is_child else layer.own.parents)[-1]
+        return f"position {place[0] * columns + place[1] + 1}"
     if len(place) == 2:
         return f"row {place[0] + 1}, column {place[1] + 1}"
     kind = "group" if layer.own.groups else "capsule"
