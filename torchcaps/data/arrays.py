@@ -52,10 +52,15 @@ def read_array(path: Path, layout: Layout, key: str | None = None, size: Sequenc
 
 
 @checked
-def read_shape(path: Path, key: str | None = None) -> tuple[int, ...]:
-    """Return the shape of an array in a file, of which only the beginning is read, see `read_array`."""
+def read_shape(path: Path, layout: Layout | None, key: str | None = None) -> tuple[int, ...]:
+    """Return the channels and the size of an array in a file, of which only the beginning is read; without a layout the
+    shape as it stands there. The errors are those of `read_array`."""
     with _opened(path, key) as (_, shape):
-        return shape
+        if layout is None:
+            return shape
+        check_layout(path, shape, layout)
+    place = layout.find("C")
+    return (1, *shape) if place < 0 else (shape[place], *shape[:place], *shape[place + 1 :])
 
 
 def unreadable(path: Path, reason: str, advice: str) -> DataError:
@@ -68,12 +73,6 @@ def check_layout(path: Path, shape: Sequence[int], layout: Layout) -> None:
     if len(shape) != len(layout):
         reason = f"its shape is {by(shape)}, and data.layout {layout} has {counted(len(layout), 'letter')}"
         raise unreadable(path, reason, "give arrays of one layout")
-
-
-def in_layout(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
-    """Return the number of channels, and then the size, of an array in a file, by its shape and its layout."""
-    place = layout.find("C")
-    return (1, *shape) if place < 0 else (shape[place], *shape[:place], *shape[place + 1 :])
 
 
 def by(shape: Sequence[int]) -> str:
@@ -92,20 +91,18 @@ def standardized(array: np.ndarray, size: Sequence[int], means: Sequence[float],
     return torch.from_numpy(np.pad(values, [(0, 0), *((n // 2, n - n // 2) for n in missing)]).astype(np.float32))
 
 
-def moments_of(array: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-    """Return the number of values in each channel of an array `(channels, ...)`, their means and their variances."""
+def moments_of(array: np.ndarray) -> np.ndarray:
+    """Return the mean and the variance of each channel of an array `(channels, ...)`, float64 `(2, channels)`."""
     values = array.reshape(len(array), -1).astype(np.float64)
-    return values.shape[1], values.mean(1), values.var(1)
+    return np.stack([values.mean(1), values.var(1)])
 
 
-def mean_and_deviation(moments: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> tuple[list[float], list[float]]:
-    """Return the mean and the standard deviation of each channel in arrays, given the `moments_of` each. A channel that
-    never changes has the deviation 0, without rounding errors."""
-    counts, all_means, variances = (np.array(column, np.float64) for column in zip(*moments, strict=True))
-    shares = (counts / counts.sum())[:, None]
-    means = (shares * all_means).sum(0)
-    deviations = np.sqrt((shares * (variances + (all_means - means) ** 2)).sum(0))
-    return means.tolist(), np.where(deviations > STEADY * np.abs(means), deviations, 0.0).tolist()
+def mean_and_deviation(moments: Sequence[np.ndarray]) -> tuple[list[float], list[float]]:
+    """Return the mean and the standard deviation of each channel, given the `moments_of` arrays, which count alike. A
+    channel that never changes has the deviation 0, without rounding errors."""
+    means, variances = np.stack(moments, 1)
+    mean, deviation = means.mean(0), np.sqrt(variances.mean(0) + means.var(0))
+    return mean.tolist(), np.where(deviation > STEADY * np.abs(mean), deviation, 0.0).tolist()
 
 
 @contextmanager
