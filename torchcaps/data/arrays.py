@@ -85,8 +85,8 @@ def standardized(array: np.ndarray, size: Sequence[int], means: Sequence[float],
     """Return an array `(channels, ...)` less the mean of each channel, divided by its deviation: float32 `(channels,
     *size)`. Dimensions that are shorter are padded at both ends, with zeros, which are the means."""
     per_channel = (-1, *[1] * len(size))
-    values = array - np.reshape(np.float64(means), per_channel)  # in float64: float32 rounds large integers
-    values /= np.reshape(np.float64(deviations), per_channel)
+    values = array - np.asarray(means, np.float64).reshape(per_channel)  # in float64: float32 rounds large integers
+    values /= np.asarray(deviations, np.float64).reshape(per_channel)
     missing = [length - now for length, now in zip(size, values.shape[1:], strict=True)]
     return torch.from_numpy(np.pad(values, [(0, 0), *((n // 2, n - n // 2) for n in missing)]).astype(np.float32))
 
