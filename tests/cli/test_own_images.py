@@ -540,3 +540,20 @@ def test_16_bits_groups_and_a_table_from_training_to_predictions(tmp_path, capfd
         f"s{i:02}" for i in range(36)
     ]
     assert "more than 8 bits" not in output.err
+
+
+def test_several_labels_and_numbers_from_training_to_a_run_without_their_table(own, tmp_path, capfd):
+    names = sorted(path.name for path in (own / "pictures").rglob("*.png"))
+    rows = "".join(f"{name},{'three|seven' if i % 3 else 'three' * (i % 2)},{i}\n" for i, name in enumerate(names))
+    (tmp_path / "t.csv").write_text(f"file,tags,n\n{rows}")
+    data = ["--data.folder", str(own / "pictures"), "--data.table", str(tmp_path / "t.csv"), "--data.num_workers", "0"]
+    labels = ["--data.label", "tags", "--data.separator", "|", "--model.network.depth", "8"]
+    assert call("train", "own/images", *data, *labels, "--smoke", "--runs", str(tmp_path / "runs")) == 0
+    assert (
+        call("train", "own/numbers", *data, "--data.numbers", "[n]", "--smoke", "--runs", str(tmp_path / "runs")) == 0
+    )
+    assert "data.numbers is missing: give --data.numbers" in error_of(capfd, "train", "own/numbers", *data)
+    (tmp_path / "t.csv").unlink()
+    of_labels, of_numbers = (Run.find(str(tmp_path / "runs" / "own" / x / "smoke_0")) for x in ("images", "numbers"))
+    assert (of_labels.data().target, of_labels.data().names) == ("labels", ["seven", "three"])
+    assert (of_numbers.data().target, of_numbers.data().names) == ("numbers", ["n"])

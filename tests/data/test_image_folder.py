@@ -741,3 +741,12 @@ def test_a_balanced_epoch(folder):
     for loader in ("val_dataloader", "test_dataloader"):
         both = [torch.cat([labels for _, labels in getattr(one, loader)()]).tolist() for one in (data, plain)]
         assert both[0] == both[1]
+
+
+@pytest.mark.parametrize(("fit", "size"), [("crop", 8), ("pad", 18), ("stretch", 18)])
+def test_the_size_is_that_of_what_is_kept(tmp_path, fit, size):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            Image.new("L", (18, 8), 80 * number).save(tmp_path / name / f"{number}.png")
+    assert ImageFolder(str(tmp_path), fit=fit).shape == (1, size, size)

@@ -472,3 +472,65 @@ def test_a_balanced_epoch(tmp_path, bert, group_by_length):
     assert data.train_set.labels.bincount().tolist() == [1, 21]
     batches = [(mask.sum(1), labels) for (_, mask), labels in data.train_dataloader()]
     assert torch.cat([labels for _, labels in batches]).bincount().tolist() == [11, 11]
+
+
+# Several labels
+
+
+def tagged(count: int = 60) -> list[tuple[str, str]]:
+    return [(f"text {i}", ";".join(name for name, n in (("10", 2), ("9", 3)) if i % n == 0)) for i in range(count)]
+
+
+def test_texts_with_several_labels(tmp_path, bert):
+    options = {"encoder": str(bert), "cache": str(tmp_path / "kept"), "num_workers": 0}
+    data = TextTable(write(tmp_path / "a.csv", tagged()), separator=";", **options)
+    assert (data.target, data.names, data.classes) == ("labels", ["9", "10"], 2)
+    assert data.network_arguments()["classes"] == 2
+    marks = [(text, "10" in label, "9" in label) for text, label in tagged()]
+    columns = TextTable(write(tmp_path / "b.csv", marks, ("text", "10", "9")), labels=["9", "10"], **options)
+    for stage in ("fit", "validate", "test"):
+        texts, labels = data.read(stage)
+        places = [int(text.split()[1]) for text in texts]
+        assert torch.equal(labels, torch.tensor([[i % 3 == 0, i % 2 == 0] for i in places]).float())
+        assert columns.read(stage)[0] == texts
+        assert torch.equal(columns.read(stage)[1], labels)
+    data.setup("test")
+    assert torch.equal(next(iter(data.test_dataloader()))[1], labels[:20])
+    assert TextTable("gone.csv", separator=";", class_names=["9", "10"]).names == ["9", "10"]
+
+
+def test_equal_texts_with_several_labels_are_in_one_part(tmp_path, capsys):
+    rows = tagged() + [(f"Text {i}!", "9") for i in range(60)]
+    parts = parts_of(data := TextTable(write(tmp_path / "a.csv", rows), separator=";"))
+    assert all(parts[f"text {i}"] == parts[f"Text {i}!"] for i in range(60))
+    assert set(parts.values()) == {"train", "val", "test"}
+    assert parts_of(TextTable(write(tmp_path / "b.csv", rows[::-1]), separator=";")) == parts
+    data.prepare_data()
+    assert capsys.readouterr().err == ""
+    small = [*rows, ("once", "x;9"), ("again", "x"), ("again", "9;x")]
+    TextTable(write(tmp_path / "c.csv", small), separator=";").prepare_data()
+    said = capsys.readouterr().err
+    assert "labels with too few texts to be split are in training only: x (2)\n" in said
+    assert "has 1 text with different labels, such as 'again'\n" in said
+
+
+def test_a_label_that_only_another_file_has(tmp_path):
+    test = write(tmp_path / "test.csv", [("new", "9"), ("newer", "10;11;12")])
+    data = TextTable(write(tmp_path / "a.csv", tagged()), separator=";", test_file=test)
+    with pytest.raises(DataError, match=r"test.csv line 3: the label '11' \(and '12'\) is not one of the labels"):
+        data.read("test")
+
+
+def test_classes_of_texts_that_look_like_several_labels_are_said(tmp_path, capsys):
+    rows = [(text, label or "none") for text, label in tagged()]
+    TextTable(write(tmp_path / "a.csv", rows)).prepare_data()
+    said = "classes in column 'label' look like several labels, such as '10;9': if so, give --data.separator ';'\n"
+    assert said in capsys.readouterr().err
+
+
+def test_groups_of_texts_with_several_labels(tmp_path, capsys):
+    rows = [(text, label, f"p{i // 4}") for i, (text, label) in enumerate(tagged())]
+    data = TextTable(write(tmp_path / "a.csv", rows, ("text", "label", "who")), separator=";", group="who")
+    assert len({(x.group, part) for part, samples in data.parts.items() for x in samples}) == 15
+    data.prepare_data()
+    assert "15 groups: " in capsys.readouterr().err

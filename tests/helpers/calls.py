@@ -21,6 +21,7 @@ from torchcaps import (
     CapsuleFC,
     CapsuleHead,
     CapsuleLinear,
+    CapsuleRegressor,
     Capsules,
     CapsuleShared,
     DynamicRouting,
@@ -122,6 +123,19 @@ CASES: dict[str, Case] = {
     "CapsuleBlock2d": Case(CapsuleBlock2d, {"capsules": 2, "in_pose": 4, "out_pose": 2}, (2, 2, 4, 4, 4)),
     "PrimaryCapsules": Case(PrimaryCapsules, {"in_channels": 2, "out_capsules": 2, "out_pose": 4}, (2, 2, 4, 4)),
     "CapsuleHead": Case(CapsuleHead, {"in_features": 2, "classes": 2, "types": 2, "pose": 4}, (2, 2, 4, 4)),
+    "CapsuleHead, tokens": Case(
+        CapsuleHead, {"in_features": 2, "classes": 2, "types": 2, "pose": 4, "dims": 0}, (2, 3, 2)
+    ),
+    "CapsuleHead, signals": Case(
+        CapsuleHead, {"in_features": 2, "classes": 2, "types": 2, "pose": 4, "dims": 1}, (2, 2, 4)
+    ),
+    "CapsuleRegressor": Case(CapsuleRegressor, {"in_features": 2, "numbers": 3, "types": 2, "pose": 4}, (2, 2, 4, 4)),
+    "CapsuleRegressor, volumes": Case(
+        CapsuleRegressor, {"in_features": 2, "numbers": 3, "types": 2, "pose": 4, "dims": 3}, (2, 2, 3, 4, 4)
+    ),
+    "PrimaryCapsules, signals": Case(
+        PrimaryCapsules, {"in_channels": 2, "out_capsules": 2, "out_pose": 4, "dims": 1}, (2, 2, 4)
+    ),
     "RoutingPool2d": Case(RoutingPool2d, {"features": 2}, (2, 4, 4, 4)),
     "CapsNet": Case(
         CapsNet,
@@ -138,6 +152,13 @@ CASES: dict[str, Case] = {
     "heinsen_sst": Case(models.heinsen_sst, {"layers": 2, "width": 4, "features": 4, "parts": 2}, (2, 3, 2, 4)),
     "efficient_capsnet": Case(models.efficient_capsnet, {}, (2, 1, 28, 28)),
     "compare": Case(models.compare, {"channels": 4, "types": 2, "parts": 2}, (2, 3, 16, 16)),
+    "capsule_cnn": Case(models.capsule_cnn, {"width": 4, "types": 2, "pose": 4}, (2, 1, 9, 9)),
+    "capsule_cnn, signals": Case(
+        models.capsule_cnn, {"in_channels": 3, "dims": 1, "width": 4, "types": 2, "pose": 4}, (2, 3, 16)
+    ),
+    "capsule_cnn, volumes": Case(
+        models.capsule_cnn, {"numbers": 2, "dims": 3, "width": 4, "types": 2, "pose": 4}, (2, 1, 5, 6, 7)
+    ),
     "heinsen_texts": Case(
         models.heinsen_texts, {"layers": 2, "width": 4, "hidden": 3, "pose": 4}, (2, 3, 2, 4)
     ),

@@ -16,6 +16,7 @@ from torchcaps import (
     CapsuleFC,
     CapsuleHead,
     CapsuleLinear,
+    CapsuleRegressor,
     Capsules,
     CapsuleShared,
     CapsuleStack,
@@ -34,6 +35,7 @@ from torchcaps import (
 )
 from torchcaps.functional import feature_kl, sinkhorn_divergence, squash
 from torchcaps.models.li2018.encapsulated import BNReLUSquash
+from torchcaps.nn.head import FeatureCapsules
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -125,6 +127,15 @@ LAYERS = {
         )
         for routing in (DynamicRouting(), HeinsenRouting(), SlotAttention(start="learned"))
     },
+    "PrimaryCapsules, volumes": (
+        lambda **to: PrimaryCapsules(3, 2, 4, 2, dims=3, **to),
+        lambda: [random(2, 3, 2, 3, 4)],
+    ),
+    "CapsuleRegressor": (lambda **to: CapsuleRegressor(8, 3, types=2, pose=4, **to), lambda: [random(2, 8, 3, 3)]),
+    "CapsuleRegressor, signals": (
+        lambda **to: CapsuleRegressor(8, 3, EMRouting(), types=2, pose=4, dims=1, **to),
+        lambda: [random(2, 8, 5)],
+    ),
 }
 
 
@@ -142,7 +153,7 @@ def floats(values) -> list[Tensor]:
 def results_of(layer: nn.Module, inputs: list) -> list[Tensor]:
     """Return what a layer gives; a head also as a Prediction, and its first capsules."""
     options = {"out_capsules": 3} if getattr(layer, "out_capsules", 3) is None else {}
-    more = [layer.predict(*inputs), layer.primary_capsules(*inputs)] if isinstance(layer, CapsuleHead) else []
+    more = [layer.predict(*inputs), layer.primary_capsules(*inputs)] if isinstance(layer, FeatureCapsules) else []
     if "return_coefficients" in inspect.signature(layer.forward).parameters:
         more.append(layer(*inputs, return_coefficients=True, **options))
     return floats([layer(*inputs, **options), more])

@@ -160,6 +160,7 @@ RIGHT = {
     ("CapsuleLinear, matrices", "one dimension more"),
     ("CapsuleShared", "one dimension more"),
     ("CapsuleShared, vectors", "one dimension more"),
+    ("CapsuleHead, tokens", "no batch"),  # tokens alone are vectors in a batch
     ("RoutingPool2d", "double"),
     ("RoutingPool2d", "another device"),
 }
@@ -201,6 +202,8 @@ TOGETHER = [
     ("CapsNet", {"image_size": 1}, "too small for convolutions"),
     ("compare", {"routing": SlotAttention(2)}, "random slots are the same for all classes"),
     ("compare", {"channels": 1}, "in_features must be at least 2"),
+    ("CapsuleRegressor", {"routing": SlotAttention(2)}, "random slots are the same for all classes"),
+    ("CapsuleRegressor", {"dims": 1}, r"make the head with dims=2 for such maps"),
     ("efficient_capsnet", {"image_size": 20}, "image_size must be at least 27"),
     ("heinsen_sst", {"width": 3}, "expected embeddings of shape"),
 ]

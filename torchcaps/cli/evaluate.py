@@ -92,7 +92,9 @@ def _evaluated(options: argparse.Namespace, name: str, run: "Run", path: Path) -
     def trained(count: int) -> "nn.Module":
         return trained_on_few(Training(run.fresh_values(options.overrides)), count, options.seed)
 
-    subject = subject_of(run.training(options.overrides), options.images, options.seed, progress, trained)
+    training = run.training(options.overrides)
+    thresholds = run.thresholds if run.target == "labels" else None
+    subject = subject_of(training, options.images, options.seed, progress, trained, thresholds)
     about = {"seed": options.seed, "checkpoint": str(run.path), "overrides": options.tokens}
     results = {}
     for protocol in options.protocols or PROTOCOL_NAMES:

@@ -71,6 +71,8 @@ def run(options: argparse.Namespace) -> None:
     for path, caption in write_figures(network, samples, folder, training.datamodule, states):
         report["figures"].append((path.name, caption))
         print(f"figure: {path}")
+    if samples.target != "class":
+        print("torchcaps: figures that need one class for each sample are left out", file=sys.stderr)
     page = write_page(report, folder / "index.html")
     print(f"page: {page}")
 
@@ -140,6 +142,7 @@ def _report(
         run.temperature if len(checkpoints) == 1 else None,  # it is that of one network
         _shuffled(options, training),
         lambda text: print(f"torchcaps: {text}", file=sys.stderr),
+        run.thresholds if run.target == "labels" and len(checkpoints) == 1 else None,
     )
     for quantity, lines in run.curves().items():
         page["curves"][quantity] = [{"name": name, **_finite(xs, ys)} for name, (xs, ys) in lines.items()]

@@ -85,14 +85,22 @@ def _check_folder(out: Path) -> None:
 def _file(options: argparse.Namespace, run: "Run", out: Path) -> None:
     from torchcaps.data import ArrayFolder
     from torchcaps.deploy import export
+    from torchcaps.measures.predicting import kind_of_scores, predict
 
     about = {name: value for name, value in run.facts.items() if name not in ("names", "temperature")}
-    facts = {"classes": run.names, **about}
+    facts = {"classes" if run.target == "class" else run.target: run.names, **about}
+    example = _example(run)
+    if run.target == "labels":
+        has_logits = kind_of_scores(predict(run.network(), example)) == "logits"
+        facts["scores"] = f"the probability of a label is {'sigmoid(score)' if has_logits else 'its score'}"
+        facts["thresholds"] = run.thresholds.tolist()  # a label is predicted above its own
+    elif run.target == "numbers":
+        facts["scores"] = "numbers in the units of the training"
     if isinstance(data := run.data(), ArrayFolder):
         facts["preparation"] = data.form._asdict()  # which makes an input of an array
     if run.temperature is not None:
         facts["temperature"] = run.temperature
-    difference = export(run.network(), _example(run), out, options.to, options.decoder, facts)
+    difference = export(run.network(), example, out, options.to, options.decoder, facts)
     print(f"{out}: {out.stat().st_size:,} bytes, largest difference from the network: {difference:.1e}")
 
 

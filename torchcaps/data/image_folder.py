@@ -52,7 +52,8 @@ class ImageFolder(OwnFiles, ImageData):
 
     Args:
         folder: folder of the pictures.
-        size: height and width of an image; None for the median of the shorter sides of all pictures, at most 64.
+        size: height and width of an image; None for the median of the shorter sides of all pictures, or of the longer
+            ones if they are not cropped, at most 64.
         channels: 1 for gray, 3 for color; None for color if a pixel of one of the pictures has any.
         fit: how pictures of other proportions are made square, see `read_picture`.
         window: the numbers that become black and white in gray pictures of more than 8 bits per pixel; None for those
@@ -102,7 +103,8 @@ class ImageFolder(OwnFiles, ImageData):
             may_have_color = [self._folder / path for path, header in self._headers.items() if not header.is_gray]
             channels = 3 if any_has_color(may_have_color) else 1
         if size is None:
-            size = min(MOST_PIXELS, median_low(min(x.width, x.height) for x in self._headers.values()))
+            side = min if self.fit == "crop" else max  # of what is kept of a picture
+            size = min(MOST_PIXELS, median_low(side(x.width, x.height) for x in self._headers.values()))
         return channels, size, size
 
     def network_arguments(self) -> dict[str, Any]:

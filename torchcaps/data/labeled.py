@@ -135,7 +135,7 @@ class LabeledData(LightningDataModule):
 
     @property
     def names(self) -> list[str]:
-        """Names of the classes, labels or numbers; by default their indices."""
+        """Names of the classes; by default their indices."""
         return [str(label) for label in range(self.classes)]
 
     @property

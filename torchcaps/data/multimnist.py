@@ -167,3 +167,4 @@ class DiverseMultiMNIST(MultiMNIST):
     """
 
     single = 1 / 6
+    target = "labels"

@@ -19,14 +19,14 @@ A capsule network of [torchcaps](https://pypi.org/project/torchcaps/), trained o
 from torchcaps.deploy import from_pretrained
 
 run = from_pretrained({place!r})
-run.probabilities(inputs)  # (batch, {classes})
+{call}
 ```
 
 | | |
 |---|---|
 {facts}
 
-## Classes
+## {heading}
 
 {names}
 
@@ -38,9 +38,25 @@ All values of the recipe are in `config.json`.
 
 ## Limits
 
-It knows its {classes} classes only: an input of any other kind gets one of them too. Inputs must be prepared as in the
-training; `run.data()` does this. Its accuracy on other data is not known.
+{limits} Inputs must be prepared as in the training;
+`run.data()` does this. Its accuracy on other data is not known.
 """
+# By what is predicted: how to use the network, what it cannot do, and metrics of the test by their names on the Hub.
+CALLS = {
+    "class": "run.probabilities(inputs)  # (batch, {})",
+    "labels": "run.probabilities(inputs) > run.thresholds  # (batch, {}), which labels are predicted",
+    "numbers": "run.scores(inputs)  # (batch, {}), in the units of the training",
+}
+LIMITS = {
+    "class": "It knows its {} classes only: an input of any other kind gets one of them too.",
+    "labels": "It knows its {} labels only: an input of any other kind may get some of them too.",
+    "numbers": "It gives {} numbers for every input, also for one of any other kind.",
+}
+METRICS = {
+    "class": {"accuracy": "accuracy"},
+    "labels": {"exact_match": "exact_match", "f1": "macro_f1"},
+    "numbers": {"r_squared": "r2"},
+}
 
 
 def model_card(run: Run, place: str, license: str) -> str:
@@ -58,19 +74,26 @@ def model_card(run: Run, place: str, license: str) -> str:
     network, data = run.network_name, name_of(values["data"])
     title = f"{network} on {data}"
     kinds = ((TextData, "text-classification"), (ImageData, "image-classification"))
-    task = next((task for kind, task in kinds if isinstance(run.data(), kind)), "other")
-    metrics = about.get("metrics")
-    accuracy = metrics.get("test/accuracy") if isinstance(metrics, Mapping) else None
-    results = [EvalResult(task, data.lower(), data, "accuracy", accuracy, metric_name="test accuracy")]
+    classifies = [task for kind, task in kinds if isinstance(run.data(), kind) and run.target != "numbers"]
+    task, metrics = next(iter(classifies), "other"), about.get("metrics")
+    values_of: Mapping[str, Any] = metrics if isinstance(metrics, Mapping) else {}
+    results = [
+        EvalResult(task, data.lower(), data, kind, value, metric_name=f"test {name.replace('_', ' ')}")
+        for kind, name in METRICS[run.target].items()
+        if isinstance(value := values_of.get(f"test/{name}"), float)
+    ]
     head = ModelCardData(
         library_name="torchcaps",
         license=license,
-        metrics=["accuracy"],
+        metrics=list(METRICS[run.target]),
         model_name=title,
         pipeline_tag=task,
         tags=["torchcaps", "capsule-network", "pytorch"],
-        eval_results=results if isinstance(accuracy, float) else None,
+        eval_results=results or None,
     )
+    names = run.names
+    if run.target == "labels":
+        names = [f"{name} (above {x:.4f})" for name, x in zip(names, run.thresholds.tolist(), strict=True)]
     facts = {
         "network": f"{network}, {sum(p.numel() for p in run.network().parameters()):,} parameters",
         "data": data,
@@ -82,9 +105,11 @@ def model_card(run: Run, place: str, license: str) -> str:
         place=place,
         title=title,
         data=data,
-        classes=len(run.names),
+        call=CALLS[run.target].format(len(run.names)),
+        limits=LIMITS[run.target].format(len(run.names)),
+        heading=run.target.capitalize() + "es" * (run.target == "class"),
         facts="\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in facts.items() if value is not None),
-        names=", ".join(map(_cell, run.names)),
+        names=", ".join(map(_cell, names)),
         command=_cell(about.get("command") or f"torchcaps train {about.get('recipe') or 'RECIPE'}"),
     )
     return f"---\n{head.to_yaml()}\n---\n\n{body}"

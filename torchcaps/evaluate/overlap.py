@@ -36,7 +36,8 @@ def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
     images, labels = subject.images, subject.labels
     if labels.dim() == 2:
-        name, accuracy = "its own test: all classes have the highest scores", subject.accuracy(images)
+        what = "its labels are predicted" if subject.target == "labels" else "all classes have the highest scores"
+        name, accuracy = f"its own test: {what}", subject.accuracy(images)
         return Outcome({f"{name} (%)": accuracy}, {"": Curve("", "share of images (%)", [(name, accuracy)])})
     if not on_black(images):
         raise DoesNotApply("the images are not gray on black, so that two cannot be added")

@@ -80,6 +80,7 @@ def features_of(network: nn.Module, images: Tensor) -> tuple[Tensor | None, Tens
 
 def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
+    subject.need_classes()
     if len(subject.images) < 200:
         raise DoesNotApply(f"a regression needs at least 200 images, and there are {len(subject.images)}")
     images, drawn = random_affine(subject)

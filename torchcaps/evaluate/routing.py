@@ -32,7 +32,6 @@ from torchcaps.explain.coefficients import sharpening
 from torchcaps.explain.controls import uniform_coefficients
 from torchcaps.explain.dynamics import poses_as_votes
 from torchcaps.explain.recording import routing_layers, watching
-from torchcaps.measures.accuracy import is_right
 from torchcaps.measures.predicting import inputs_for
 from torchcaps.ops import StoredVotes, Votes, at_least_float32
 from torchcaps.ops.computed import ComputedVotes
@@ -124,7 +123,7 @@ def run(subject: Subject) -> Outcome:
         raise DoesNotApply("a single image has no other whose coefficients it could take")
     images, labels = subject.images[:count], subject.labels[:count]
     scores = _scores(subject, images)
-    numbers = {"accuracy as it is (%)": percent(is_right(scores, labels))}
+    numbers = {"accuracy as it is (%)": percent(subject.right(scores, labels))}
     groups: dict[str, list[Any]] = {name: [layer] for name, layer in layers.items()}
     if len(groups) > 1:
         groups["all layers"] = list(layers.values())
@@ -141,9 +140,10 @@ def run(subject: Subject) -> Outcome:
             subject.progress(f"routing: {name}, {what} coefficients")
             with context():
                 changed = _scores(subject, images)
-            points.append((what, percent(is_right(changed, labels))))
+            points.append((what, percent(subject.right(changed, labels))))
             numbers[f"{name}, {what}: accuracy (%)"] = points[-1][1]
-            numbers[f"{name}, {what}: predictions that change (%)"] = percent(changed.argmax(1) != scores.argmax(1))
+            differ = subject.predicted(changed) != subject.predicted(scores)
+            numbers[f"{name}, {what}: predictions that change (%)"] = percent(differ.view(count, -1).any(1))
         curves[f"coefficients of {name}"] = Curve("", "accuracy (%)", points)
     batches = [inputs_for(network, batch) for batch in images[:WATCHED].split(BATCH)]
     for name, values in sharpening(network, batches).items():

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.data import ImageData, TextData
 from torchcaps.evaluate.subject import DoesNotApply, Subject
@@ -17,7 +17,12 @@ HELD_OUT = 2000  # images at most
 
 
 def subject_of(
-    training: Training, count: int, seed: int, progress: Callable[[str], None], trained: Callable[[int], nn.Module]
+    training: Training,
+    count: int,
+    seed: int,
+    progress: Callable[[str], None],
+    trained: Callable[[int], nn.Module],
+    thresholds: Tensor | None = None,
 ) -> Subject:
     """Return the network of a run with random test images in random order, because a protocol may take only the first,
     and with images that it has held out.
@@ -29,6 +34,7 @@ def subject_of(
         count: number of test images at most.
         seed, progress: see :class:`Subject`.
         trained: trains the network anew on a number of images per class.
+        thresholds: see :class:`Subject`.
 
     Raises:
         ValueError: the data is no set of images.
@@ -40,8 +46,6 @@ def subject_of(
             f"torchcaps evaluate is for networks of images, and {type(data).__name__} has none: torchcaps test gives "
             f"the accuracy{more if isinstance(data, TextData) else ''}"
         )
-    if training.model.labels_per_image is None:
-        raise ValueError("torchcaps evaluate needs a known number of labels per image, and this recipe has None")
     data.prepare_data()
     data.setup("test")
     data.setup("validate")
@@ -53,7 +57,9 @@ def subject_of(
         held_out = data.samples("validate", _shuffled(data, "validate", seed)[:HELD_OUT])
     images, labels = data.samples("test", order[:count])
     network, loss = training.model.network.eval(), training.model.loss
-    return Subject(network, images, labels, held_out, loss, seed, progress, data, trained)
+    if data.target == "numbers":
+        loss = training.model.loss_of_numbers
+    return Subject(network, images, labels, held_out, loss, seed, progress, data, trained, data.target, thresholds)
 
 
 def _shuffled(data: Any, stage: str, seed: int) -> list[int]:

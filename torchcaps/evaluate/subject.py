@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.data.labeled import TargetKind
 from torchcaps.measures.accuracy import is_right
+from torchcaps.measures.labels import DEFAULT, label_probabilities
 from torchcaps.measures.predicting import as_prediction, predict, run_network
 from torchcaps.measures.transforms import Padding, on_black
 
@@ -74,13 +76,15 @@ class Subject:
             scores where there are none.
         images: test images in [0, 1], `(n, channels, height, width)`, on the CPU and in random order: some protocols
             take the first ones only, or fit on the first and test on the last.
-        labels: their classes `(n,)`, or 1 for each class of an image and 0 for the others, `(n, classes)`.
+        labels: their classes `(n,)`, or 1 for each class of an image and 0 for the others, `(n, classes)`, or numbers.
         held_out: images and labels that neither the training nor the test has seen, for thresholds; or None.
         loss: loss of the training, a function of the scores (or the activations) and the labels.
         seed: seed of all random numbers.
         progress: called with a line for each step of a long measurement.
         data: data set of the run, or None.
         training: trains the network of the run anew on a number of images per class, or None.
+        target: what the network predicts, see `LabeledData`.
+        thresholds: probability above which each of several labels is predicted, `(labels,)`; None for 0.5.
     """
 
     network: nn.Module
@@ -92,13 +96,21 @@ class Subject:
     progress: Callable[[str], None] = field(default=lambda line: None, repr=False)
     data: Any = None
     training: Callable[[int], nn.Module] | None = None
+    target: TargetKind = "class"
+    thresholds: Tensor | None = None
 
     def generator(self) -> torch.Generator:
         """Return a new generator of random numbers with the seed."""
         return torch.Generator().manual_seed(self.seed)
 
+    def need_classes(self) -> None:
+        """Raise `DoesNotApply` if the network predicts numbers."""
+        if self.target == "numbers":
+            raise DoesNotApply("the network predicts numbers, and this measures how it predicts classes")
+
     def need_one_label(self) -> None:
-        """Raise `DoesNotApply` if images have several labels."""
+        """Raise `DoesNotApply` if images have several labels or numbers."""
+        self.need_classes()
         if self.labels.dim() != 1:
             raise DoesNotApply("images have several labels each")
 
@@ -112,13 +124,29 @@ class Subject:
         yield from zip(self.images.split(BATCH), self.labels.split(BATCH), strict=True)
 
     def accuracy(self, images: Tensor, labels: Tensor | None = None) -> float:
-        """Return the percentage of images on which the network is right, see
-        :func:`torchcaps.measures.accuracy.is_right`; labels are by default those of the subject's images."""
-        return percent(is_right(self.scores(images), self.labels if labels is None else labels))
+        """Return the percentage of images on which the network is right, see `right`; labels are by default those of
+        the subject."""
+        self.need_classes()
+        return percent(self.right(self.scores(images), self.labels if labels is None else labels))
+
+    def right(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return on which images the network is right, `(n,)` bool, see :func:`torchcaps.measures.accuracy.is_right`.
+        With any number of labels, it is right where it predicts exactly those of the image."""
+        self.need_classes()
+        if self.target == "labels":
+            return (self.predicted(scores) == (labels > 0)).all(1)
+        return is_right(scores, labels)
+
+    def predicted(self, scores: Tensor) -> Tensor:
+        """Return the class of each image, `(n,)`, or whether each label is predicted, `(n, labels)`."""
+        if self.target == "labels":
+            return scores > (DEFAULT if self.thresholds is None else self.thresholds)
+        return scores.argmax(1)
 
     def scores(self, images: Tensor) -> Tensor:
-        """Return the scores of images, `(n, classes)` on the CPU."""
-        return torch.cat([predict(self.network, batch).evidence.cpu() for batch in images.split(BATCH)])
+        """Return the scores of images, `(n, classes)` on the CPU; the probabilities of labels."""
+        outputs = (predict(self.network, batch) for batch in images.split(BATCH))
+        return torch.cat([(label_probabilities(x) if self.target == "labels" else x.evidence).cpu() for x in outputs])
 
 
 def scores_of(network: nn.Module, images: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchcaps.data import ImageData, TextData
 from torchcaps.data.images import FileData
+from torchcaps.data.labeled import TargetKind
 from torchcaps.data.order import evenly_chosen
 from torchcaps.data.own_files import OwnFiles
 from torchcaps.explain.words import LoadedEncoder, Word, words_of
@@ -34,12 +35,14 @@ class Samples:
 
     Fields:
         inputs: one batch of one sample each, as the network takes it.
-        labels: class of each, `(n,)`, or `(n, classes)` with 1 for each class of a sample; None if they are unknown.
-        names: names of the classes.
+        labels: class of each, `(n,)`, or `(n, classes)` with 1 for each class of a sample, or numbers `(n, numbers)`;
+            None if they are unknown.
+        names: names of the classes, labels or numbers.
         titles: what each sample is called.
         words: words of each text; empty for images and arrays.
         dark: whether the background of images is black, so that they can be laid over each other and moved.
         draw: draws an array as an image, see `draw_array`; None for images and texts.
+        target: what is predicted, see `LabeledData`.
     """
 
     inputs: list[Inputs]
@@ -49,6 +52,7 @@ class Samples:
     words: list[list[Word]] = field(default_factory=list)
     dark: bool = False
     draw: Callable[[Tensor], Tensor] | None = None
+    target: TargetKind = "class"
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -56,6 +60,11 @@ class Samples:
     @property
     def are_images(self) -> bool:
         return not self.words and self.draw is None
+
+    @property
+    def term(self) -> str:
+        """What the page calls that which is predicted: a class, a label or a number."""
+        return "class" if self.target == "class" else self.target.removesuffix("s")
 
     def first_of_each(self) -> list[int]:
         """Return the index of the first sample of each class that there is, in the order of the classes."""
@@ -107,9 +116,9 @@ def image_samples(data: FileData, count: Count) -> Samples:
     images, classes = data.samples("test", some)
     files = data.keys("test") if isinstance(data, OwnFiles) else None
     titles = [files[index] if files else f"test image {index}" for index in some]
-    if classes.dim() > 1:
+    if classes.dim() > 1 and data.target != "numbers":
         shown = [" and ".join(data.names[k] for k in row.nonzero().flatten().tolist()) for row in classes]
-        titles = [f"{title}: {names}" for title, names in zip(titles, shown, strict=True)]
+        titles = [f"{title}: {names or 'no label'}" for title, names in zip(titles, shown, strict=True)]
     return _samples_of(data, images, classes, titles)
 
 
@@ -126,8 +135,8 @@ def picture_samples(data: FileData, files: Sequence[Path]) -> Samples:
 
 def _samples_of(data: FileData, inputs: Tensor, labels: Tensor | None, titles: list[str]) -> Samples:
     if isinstance(data, ImageData):
-        return samples_of(inputs, labels, data.names, titles)
-    return Samples(list(inputs.split(1)), labels, data.names, titles, draw=draw_array)
+        return samples_of(inputs, labels, data.names, titles, data.target)
+    return Samples(list(inputs.split(1)), labels, data.names, titles, draw=draw_array, target=data.target)
 
 
 @in_style
@@ -149,9 +158,11 @@ def draw_array(array: FloatTensor) -> Tensor:
 
 
 @checked
-def samples_of(images: FloatTensor, labels: Tensor | None, names: list[str], titles: list[str]) -> Samples:
+def samples_of(
+    images: FloatTensor, labels: Tensor | None, names: list[str], titles: list[str], target: TargetKind = "class"
+) -> Samples:
     """Return images `(n, channels, height, width)` as samples."""
-    return Samples(list(images.split(1)), labels, names, titles, dark=on_black(images))
+    return Samples(list(images.split(1)), labels, names, titles, dark=on_black(images), target=target)
 
 
 @checked
@@ -173,4 +184,4 @@ def text_samples(data: TextData, count: Count) -> Samples:
         inputs.append((states.float(), mask))
     words = [words_of(encoder, text) for text in chosen]
     titles = [f"test text {index}: {shorten(texts[index], TITLE, placeholder=' ...')}" for index in some]
-    return Samples(inputs, labels[some], data.names, titles, words)
+    return Samples(inputs, labels[some], data.names, titles, words, target=data.target)

@@ -21,7 +21,9 @@ from torchcaps.explain.words import LoadedEncoder, words_of
 from torchcaps.live.drawings import LARGEST, has_digits, read_drawing, read_upload
 from torchcaps.live.examples import test_images
 from torchcaps.runs import Run
+from torchcaps.training.build import KINDS
 from torchcaps.utils.arguments import CountOrZero, checked
+from torchcaps.utils.checks import counted
 
 FIRST = "A slow start, but in the end a warm and funny film."
 LONGEST = 10_000  # characters of a text
@@ -63,7 +65,7 @@ def app(run: Run) -> gr.Blocks:
     with gr.Blocks(title=f"{network} on {data.title}", analytics_enabled=False) as blocks:
         gr.Markdown(
             f"# Inside {_as_markdown(network)}\nTrained on {_as_markdown(data.title)}: {parameters:,} parameters, "
-            f"{len(run.names)} classes."
+            f"{counted(len(run.names), *KINDS[run.target])}."
         )
         if isinstance(data, ImageData):
             _image_page(looking, data, images)
@@ -99,11 +101,12 @@ class Looking:
     def answer(self, samples: Samples, index: CountOrZero = 0) -> Any:
         """Return what the page shows of one sample, as values of JSON."""
         network, temperature = self.run.network(), self.run.temperature
+        thresholds = self.run.thresholds if self.run.target == "labels" else None
         with self.lock:
             return as_plain(
                 {
-                    "report": about(network, samples, temperature),
-                    "example": example(network, samples, index, self.seen, temperature),
+                    "report": about(network, samples, temperature, thresholds),
+                    "example": example(network, samples, index, self.seen, temperature, thresholds),
                 }
             )
 
@@ -153,7 +156,7 @@ def _image_page(looking: Looking, data: ImageData, images: Samples | None) -> No
                 return looking.answer(images, given["test"])
             name = given.get("name") or "your drawing"
             image = read_upload(data, given["file"], name) if "file" in given else read_drawing(data, given["drawing"])
-            return None if image is None else looking.answer(samples_of(image, None, data.names, [name]))
+            return None if image is None else looking.answer(samples_of(image, None, data.names, [name], data.target))
         except DataError as error:
             raise gr.Error(str(error), print_exception=False) from None
 
@@ -191,7 +194,8 @@ def _text_page(looking: Looking, data: TextData, blocks: gr.Blocks) -> None:
                 raise DataError(f"the text has more than {LONGEST:,} characters: give a shorter one")
             with looking.lock:
                 states, mask = encoder.states(given)
-                samples = Samples([(states.float(), mask)], None, data.names, [given], [words_of(encoder, given)])
+                words = [words_of(encoder, given)]
+                samples = Samples([(states.float(), mask)], None, data.names, [given], words, target=data.target)
             return looking.answer(samples)
         except DataError as error:
             raise gr.Error(str(error), print_exception=False) from None

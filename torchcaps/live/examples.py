@@ -17,11 +17,11 @@ SEARCHED, AT_ONCE = 640, 32  # images that are searched for one of each class
 
 @checked
 def test_images(data: ImageData) -> Samples | None:
-    """Return a test image of each of the first classes, found among evenly spaced ones.
+    """Return a test image of each of the first classes, found among evenly spaced ones; ten images with numbers.
 
     Nothing is downloaded or rendered: there are none if the files of the data set are not there.
     """
-    here = copy(data)
+    here, has_numbers = copy(data), data.target == "numbers"
     first: dict[tuple[int, ...], tuple[int, Tensor, Tensor]] = {}
     try:
         with forbid_downloads():
@@ -31,15 +31,17 @@ def test_images(data: ImageData) -> Samples | None:
             indices = some[start : start + AT_ONCE]
             for index, image, label in zip(indices, *here.samples("test", indices), strict=True):
                 key = (int(label),) if label.dim() == 0 else tuple(label.nonzero().flatten().tolist())
-                first.setdefault(key, (index, image, label))
-            if len(first) >= min(MAX_IMAGES, here.classes):
+                first.setdefault((index,) if has_numbers else key, (index, image, label))
+            if len(first) >= min(MAX_IMAGES, MAX_IMAGES if has_numbers else here.classes):
                 break
     except (DataError, OSError):
         return None
     keys = sorted(first)[:MAX_IMAGES]
-    titles = ["test image: " + " and ".join(here.names[label] for label in key) for key in keys]
+    titles = [f"test image {key[0]}" for key in keys]
+    if not has_numbers:
+        titles = [f"test image: {' and '.join(here.names[label] for label in key) or 'no label'}" for key in keys]
     places, images, labels = zip(*(first[key] for key in keys), strict=True)
     if isinstance(here, ImageFolder):
         files = here.keys("test")
         titles = [files[index] for index in places]
-    return samples_of(torch.stack(images), torch.stack(labels), here.names, titles)
+    return samples_of(torch.stack(images), torch.stack(labels), here.names, titles, here.target)

@@ -123,12 +123,15 @@ class Run:
     def thresholds(self) -> Tensor:
         """Probability above which each of several labels is predicted, `(labels,)`, chosen on the validation set; 0.5
         where the training has chosen none."""
-        given = self.checkpoint.thresholds or (DEFAULT,) * len(self.names)
-        if len(given) != len(self.names):
+        return self._thresholds_of(self.names)
+
+    def _thresholds_of(self, names: Sequence[str]) -> Tensor:
+        given = self.checkpoint.thresholds or (DEFAULT,) * len(names)
+        if len(given) != len(names):
             raise ValueError(
-                f"{self.path} has {counted(len(given), 'threshold')}, and there are {counted(len(self.names), 'label')}"
+                f"{self.path} has {counted(len(given), 'threshold')}, and there are {counted(len(names), 'label')}"
             )
-        return torch.tensor(given)
+        return torch.tensor(given, dtype=torch.float64)  # as they were chosen
 
     @property
     def target(self) -> Literal["class", "labels", "numbers"]:
@@ -239,8 +242,8 @@ class Run:
             signals,
             self.path if resume else None,
         )
-        if (report := training.report()) is not None:
-            report.thresholds = self.checkpoint.thresholds
+        if training.model.target == "labels" and (report := training.report()) is not None:
+            report.thresholds = self._thresholds_of(training.datamodule.names).tolist()
         try:
             self._load_weights(training)
             compare(self.path, training, changes)

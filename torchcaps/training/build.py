@@ -27,7 +27,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from torchcaps.data import ArrayFolder, LabeledData
+from torchcaps.data import ImageData, LabeledData
 from torchcaps.nn import CapsuleHead, RoutingPool2d
 from torchcaps.routing import Routing
 from torchcaps.training.checkpoints import (
@@ -238,7 +238,7 @@ class Training:
         return callbacks
 
     def summary(self) -> str:
-        """Return in one line what is trained: the network, its routing, its parameters, the classes and the images."""
+        """Return in one line what is trained: the network, its routing, its parameters, the classes and the inputs."""
         values, network = self.config.model.network, self.model.network
         arguments = values.init_args
         name = arguments.get("name") or values.class_path.rpartition(".")[2]
@@ -252,7 +252,7 @@ class Training:
         parameters = sum(p.numel() for p in network.parameters())
         trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
         shape = getattr(self.datamodule, "shape", None)
-        inputs = "arrays" if isinstance(self.datamodule, ArrayFolder) else "images"
+        inputs = "images" if isinstance(self.datamodule, ImageData) else "arrays"
         return "".join(
             (
                 name,

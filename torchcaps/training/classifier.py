@@ -410,7 +410,7 @@ class Classifier(LightningModule):
             check_labels(labels, self.classes, evidence.device)
             labels = labels.long()
         if self.target == "numbers":
-            loss = self.loss((evidence - self.mean) / self.deviation, (labels - self.mean) / self.deviation)
+            loss = self.loss_of_numbers(evidence, labels)
         else:
             loss = self.loss(input_of_loss(self.loss, prediction), labels)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -425,7 +425,7 @@ class Classifier(LightningModule):
             loss = loss * of_class[labels].mean()  # it has divided by the sum of the weights of this batch
         if divergence is not None:
             loss = loss + divergence
-        if self.reconstruction_weight and not self._are_crops(images):  # several crops of an image are not reconstructed
+        if self.reconstruction_weight and not self._are_crops(images):  # crops of an image are not reconstructed
             # From the capsule of the true class in training, and of the most likely one in validation and test.
             if self.labels_per_image == 1:
                 drawn = self.network.reconstruct(prediction.capsules, labels if stage == "train" else None)
@@ -440,6 +440,10 @@ class Classifier(LightningModule):
         predicted = evidence[:count]
         right = self._right(predicted, labels[:count], mixed)
         return Outcome(loss, predicted, right.count_nonzero(), count, together, means)
+
+    def loss_of_numbers(self, predicted: Tensor, numbers: Tensor) -> Tensor:
+        """Return the loss of predicted and true numbers `(batch, numbers)`, after both are standardized."""
+        return self.loss((predicted - self.mean) / self.deviation, (numbers - self.mean) / self.deviation)
 
     def _right(self, predicted: Tensor, labels: Tensor, mixed: bool) -> Tensor:
         """Return which samples count as correct, `(batch,)` bool."""

@@ -8,9 +8,34 @@ function quoted(view, index) {
   return `\u201c${view.report.classes[index]}\u201d`;
 }
 
+/** What is predicted: a class, a label or a number. */
+function termOf({ report }) {
+  return report.target === "class" ? "class" : report.target.slice(0, -1);
+}
+
+function labelsOf(view, indices) {
+  return indices.length ? listed(indices.map((index) => quoted(view, index))) : "no label";
+}
+
+/** A number in the units of the user, with four digits. */
+function inUnits(value) {
+  return String(Number(value.toPrecision(4))).replace("-", "\u2212");
+}
+
 /** What the network said about an example, in a sentence. */
 function verdict(view) {
-  const { predicted, label, labels } = view.example;
+  const { predicted, label, labels, named, scores } = view.example;
+  if (view.report.target === "numbers") {
+    const truth = (index) => (view.example.true ? ` (true: ${inUnits(view.example.true[index])})` : "");
+    const all = scores.map((value, index) => `${view.report.classes[index]} ${inUnits(value)}${truth(index)}`);
+    return `The network says ${listed(all.slice(0, MOST_BARS))}.`;
+  }
+  if (named) {
+    const { word } = judged(view.example);
+    const said = `The network says ${labelsOf(view, named)}`;
+    if (word === "unknown") return `${said}. Its true labels are not known.`;
+    return word === "right" ? `${said}, which is right.` : `${said}, which is wrong: it has ${labelsOf(view, labels)}.`;
+  }
   const said = `The network says ${quoted(view, predicted)}`;
   if (labels) return `${said} first. The input shows ${listed(labels.map((index) => quoted(view, index)))}.`;
   if (label === null) return `${said}. Its true class is not known.`;
@@ -18,9 +43,9 @@ function verdict(view) {
     : `${said}, which is wrong: it is ${quoted(view, label)}.`;
 }
 
-function judged({ label, labels, predicted }) {
+function judged({ label, labels, predicted, named }) {
   if (!labels && label === null) return { sign: "?", word: "unknown" };
-  const right = (labels ?? [label]).includes(predicted);
+  const right = named ? named.join() === labels.join() : (labels ?? [label]).includes(predicted);
   return right ? { sign: "\u2713", word: "right" } : { sign: "\u2717", word: "wrong" };
 }
 
@@ -31,9 +56,11 @@ function thumbnails(view, choose) {
   const buttons = examples.map((example, index) => {
     const { sign, word } = judged(example);
     const how = word === "unknown" ? "named" : `${word}ly named`;
-    const name = `Example ${index + 1}: ${example.title}, ${how} ${quoted(view, example.predicted)}`;
+    const hasNumbers = view.report.target === "numbers";
+    const said = hasNumbers ? "" : `, ${how} ${labelsOf(view, example.named ?? [example.predicted])}`;
+    const name = `Example ${index + 1}: ${example.title}${said}`;
     const inside = example.image ? picture(example.image, "") : make("span", { class: "title" }, example.title);
-    const mark = make("span", { class: `sign ${word}`, "aria-hidden": "true" }, sign);
+    const mark = hasNumbers ? null : make("span", { class: `sign ${word}`, "aria-hidden": "true" }, sign);
     return make("button", { type: "button", class: "thumb", "aria-pressed": String(index === start), "aria-label": name,
       title: name, "data-key": `example-${index}`, click: () => choose(index) }, inside, mark);
   });
@@ -44,12 +71,15 @@ function thumbnails(view, choose) {
 
 function exampleSection(view, choose, chooseClass) {
   const { image, example } = view;
-  const where = example.maps?.length ? ", and where in it that belief comes from" : "";
+  const term = termOf(view);
+  const [has, source] = term === "number" ? ["which numbers it gives", "each of them"]
+    : [`how strongly it believes in each ${term}`, "that belief"];
+  const where = example.maps?.length ? `, and where in it ${source} comes from` : "";
   const what = image
-    ? `what the network was given${where ? "," : " and"} how strongly it believes in each class${where}`
-    : "how strongly the network believes in each class, and which words that belief comes from";
-  const lead = `Pick ${image ? "an input" : "a text"}. Below is ${what}. Signs mark what the network got right `
-    + "(\u2713) and wrong (\u2717).";
+    ? `what the network was given${where ? "," : " and"} ${has}${where}`
+    : `how strongly the network believes in each ${term}, and which words that belief comes from`;
+  const lead = `Pick ${image ? "an input" : "a text"}. Below is ${what}.`
+    + (term === "number" ? "" : " Signs mark what the network got right (\u2713) and wrong (\u2717).");
   return { lead, parts: [thumbnails(view, choose), exampleParts(view, chooseClass)] };
 }
 
@@ -82,6 +112,14 @@ function inputAndDrawing(view) {
 
 /** What stands beside each class: probabilities that the run has calibrated, or else activations, or logits' softmax. */
 function beliefs({ report, example }) {
+  if (report.target === "numbers") {
+    return { values: example.scores, write: inUnits, what: "The numbers, in the units of the training." };
+  }
+  if (report.target === "labels") {
+    const which = report.thresholds ? "its threshold, which was chosen on validation data" : "50\u00a0%";
+    return { values: example.scores, write: percent,
+      what: `Probabilities of the labels, each by itself. The network says the labels with one above ${which}.` };
+  }
   if (report.temperature !== null) {
     const how = `calibrated on validation data with a temperature of ${number(report.temperature)}`;
     return { values: example.probabilities, write: percent, what: `Probabilities of the classes, ${how}.` };
@@ -96,25 +134,31 @@ function beliefs({ report, example }) {
 
 /** What the network's scores are called: logits are scores, and what is from 0 to 1 is an activation. */
 function scoreName({ report }) {
-  return report.scores === "activations" ? "activation" : "score";
+  return { activations: "activation", probabilities: "probability" }[report.scores] ?? "score";
 }
 
 /** A bar for each class; a press chooses the class whose maps and parts are shown. */
 function scoreBars(view, chooseClass) {
   const { example, chosen, report } = view;
   const { values, write, what } = beliefs(view);
-  const shown = shownClasses(values, [chosen, example.predicted, example.label]);
+  const term = termOf(view);
+  const [answers, truth] = [example.named ?? [example.predicted], example.labels ?? [example.label]];
+  const shown = shownClasses(values, [chosen, ...answers, ...truth]);
+  const notesOf = (index) => (term === "number" ? [example.true ? `true: ${inUnits(example.true[index])}` : ""]
+    : [answers.includes(index) ? "\u25c0 answer" : "", truth.includes(index) ? "\u2605 true" : ""]);
   const bars = shown.map((index) => {
-    const notes = [index === example.predicted ? "\u25c0 answer" : "", index === example.label ? "\u2605 true" : ""];
     const pressed = String(index === chosen);
     return make("button", { type: "button", class: "score", "aria-pressed": pressed, "data-key": `class-${index}`,
-      click: () => chooseClass(index) }, make("span", { class: "name" }, report.classes[index]), bar(values[index]),
+      click: () => chooseClass(index) }, make("span", { class: "name" }, report.classes[index]),
+    term === "number" ? make("span") : bar(values[index]),
     make("span", { class: "value" }, write(values[index])),
-    make("span", { class: "note" }, notes.filter(Boolean).join(" ")));
+    make("span", { class: "note" }, notesOf(index).filter(Boolean).join(" ")));
   });
   const hidden = values.length - shown.length;
-  const group = make("div", { class: "scores", role: "group", "aria-label": "The classes" },
-    make("h3", {}, "How sure it is"), make("p", { class: "small" }, `${what} Press a class to look into it.`), bars,
+  const all = term === "class" ? "classes" : `${term}s`;
+  const group = make("div", { class: "scores", role: "group", "aria-label": `The ${all}` },
+    make("h3", {}, term === "number" ? "What it says" : "How sure it is"),
+    make("p", { class: "small" }, `${what} Press a ${term} to look into it.`), bars,
     hidden ? make("p", { class: "small" }, `${number(hidden)} more have smaller values.`) : null);
   const longest = Math.max(...shown.map((index) => report.classes[index].length));
   group.style.setProperty("--names", `${Math.min(longest + 1, 14)}ch`);

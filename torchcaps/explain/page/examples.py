@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from torchcaps.capsules import Prediction
+from torchcaps.data.labeled import TargetKind
 from torchcaps.explain.capsnet import TWEAKS, perturb
 from torchcaps.explain.credits import Credit, LayerCredit, NoCapsules, Strand, credit, parse_tree
 from torchcaps.explain.page.pictures import encoded_maps, picture, sprite
 from torchcaps.explain.pixels import Places, heat_of
 from torchcaps.explain.samples import Samples
 from torchcaps.explain.words import Word, word_shares
+from torchcaps.measures.labels import DEFAULT, label_probabilities
 from torchcaps.measures.predicting import class_poses, has_decoder, predict, reconstructed
 from torchcaps.measures.transforms import pose_paths
 
@@ -30,7 +32,12 @@ CHANGES = {  # what is done to an input: unit and values
 
 
 def example(
-    network: nn.Module, samples: Samples, index: int, seen: dict[str, Places], temperature: float | None
+    network: nn.Module,
+    samples: Samples,
+    index: int,
+    seen: dict[str, Places],
+    temperature: float | None,
+    thresholds: Tensor | None = None,
 ) -> dict[str, Any]:
     """Return all that the page shows of one sample. Without a known class, or with several, its label is None.
 
@@ -40,36 +47,52 @@ def example(
         index: index of the sample.
         seen: places of the capsules in images.
         temperature: number by which scores are divided before the softmax; None for 1.
+        thresholds: probability above which each of several labels is predicted, `(labels,)`; None for 0.5.
     """
-    inputs = samples.inputs[index]
+    inputs, target = samples.inputs[index], samples.target
     label = None if samples.labels is None or samples.labels.dim() > 1 else int(samples.labels[index])
     prediction = predict(network, inputs)
-    scores = prediction.evidence[0].float().cpu()
+    scores = shown_scores(prediction, target)[0]
     shown: dict[str, Any] = {
         "title": samples.titles[index],
         "label": label,
-        "predicted": int(scores.argmax()),
+        "predicted": 0 if target == "numbers" else int(scores.argmax()),  # what is looked into first
         "scores": scores,
-        "probabilities": (scores / (temperature or 1.0)).softmax(-1),
         "image": None,
     }
-    if samples.labels is not None and samples.labels.dim() > 1:
-        shown["labels"] = samples.labels[index].nonzero().flatten().tolist()
+    if target == "class":
+        shown["probabilities"] = (scores / (temperature or 1.0)).softmax(-1)
+    elif target == "labels":
+        shown["named"] = _places_of(scores > (DEFAULT if thresholds is None else thresholds))
+    if samples.labels is not None and target == "numbers":
+        shown["true"] = samples.labels[index]
+    elif samples.labels is not None and samples.labels.dim() > 1:
+        shown["labels"] = _places_of(samples.labels[index])
     if isinstance(inputs, Tensor):
         shown["image"] = picture(samples.draw(inputs[0]) if samples.draw else inputs[0], SIDE)
-    if isinstance(inputs, Tensor) and samples.are_images:
-        _add_images(shown, network, prediction, inputs, samples.dark)
+    if isinstance(inputs, Tensor) and samples.are_images and target != "numbers":  # of changed images they are unknown
+        _add_images(shown, network, prediction, inputs, samples)
     with suppress(NoCapsules):
         credits = credit(network, inputs)
         if isinstance(inputs, Tensor):
-            kept = set(scores.topk(min(SHOWN, len(scores))).indices.tolist()) | ({label} - {None})
+            kept = set(scores.topk(min(SHOWN, len(scores))).indices.tolist()) | {label, shown["predicted"]}
             _add_maps(shown, credits, seen, tuple(inputs.shape[2:]), kept, samples.names)
         else:
             _add_words(shown, credits, samples.words[index], samples.names, inputs[0].shape[2])
     return shown
 
 
-def _add_images(shown: dict[str, Any], network: Any, prediction: Prediction, image: Tensor, dark: bool) -> None:
+def shown_scores(prediction: Prediction, target: TargetKind) -> Tensor:
+    """Return what the page calls scores, `(batch, classes)` on the CPU: those of classes, probabilities of several
+    labels, or numbers."""
+    return (label_probabilities(prediction) if target == "labels" else prediction.evidence).float().cpu()
+
+
+def _places_of(present: Tensor) -> list[int]:
+    return [int(k) for k in present.nonzero()]
+
+
+def _add_images(shown: dict[str, Any], network: Any, prediction: Prediction, image: Tensor, samples: Samples) -> None:
     """Add what the class capsule draws of the image, as it is and as its pose changes, and as the image changes."""
     capsules, predicted = prediction.capsules, shown["predicted"]
     if capsules is None or capsules.poses.dim() not in (3, 4) or capsules.poses.shape[1] != len(shown["scores"]):
@@ -86,7 +109,10 @@ def _add_images(shown: dict[str, Any], network: Any, prediction: Prediction, ima
             "pose": pose,
         }
     if len(pose) <= MOST_DIMENSIONS:
-        shown["transformed"] = [_transformed(network, image, predicted, name, dark) for name in CHANGES]
+        shown["transformed"] = [_transformed(network, image, predicted, name, samples.dark) for name in CHANGES]
+        if samples.target == "labels" and prediction.scores is not None:
+            for change in shown["transformed"]:
+                change["scores"] = change["scores"].sigmoid()
 
 
 def _transformed(network: nn.Module, image: Tensor, predicted: int, name: Any, dark: bool) -> dict[str, Any]:

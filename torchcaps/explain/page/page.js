@@ -58,7 +58,8 @@ function sectionAt(address, heading) {
 /** The short answer at the top of the page. */
 function answer(view) {
   const { accuracy, tested, label } = view.snapshot;
-  const right = accuracy === null ? [] : [make("strong", {}, `${percent(accuracy)} right`),
+  const how = report.target === "labels" ? "exactly right" : "right";
+  const right = accuracy === null ? [] : [make("strong", {}, `${percent(accuracy)} ${how}`),
     ` on ${plural(tested, "test input")}${label ? `, ${label}` : ""}.`, balancedOf(view.snapshot)];
   const one = view.example ? ` ${verdict(view).replace("The network says", "On the example below it says")}` : "";
   return make("p", { class: "answer" }, right, one);
@@ -79,7 +80,7 @@ function makeBar() {
   const options = report.classes.map((name, index) => make("option", { value: index }, name));
   const select = make("select", { id: "class", change: () => chooseClass(Number(select.value)) }, options);
   holder.prepend(make("a", { class: "now", href: "#example" }));
-  holder.append(make("label", { class: "choice" }, "Class ", select));
+  holder.append(make("label", { class: "choice" }, `${capitalized(termOf({ report }))} `, select));
 }
 
 function showChoices(view) {

@@ -32,8 +32,9 @@ function transformedSection(view) {
   const word = scoreName(view);
   const lead = `Here the input is ${listed(transformed.map((change) => change.name))} on purpose, and the network `
     + "looks at it again each time. If a vector described how a thing lies, its numbers would change smoothly while "
-    + `its ${word} stays high. Where all numbers shrink together, only the ${word} does. Where the ${word} of the true `
-    + "class falls below another, the network no longer recognizes it.";
+    + `its ${word} stays high. Where all numbers shrink together, only the ${word} does.`
+    + (word === "probability" ? ""
+      : ` Where the ${word} of the true class falls below another, the network no longer recognizes it.`);
   return { lead, parts: transformed.map((change) => transformedBlock(view, change)) };
 }
 
@@ -66,7 +67,8 @@ function answerAt(view, change, index) {
   const how = index === restOf(change) ? "as it was" : `${change.name} ${far}`;
   const [said] = largest(change.scores[index], 1);
   const word = scoreName(view);
-  return `With the input ${how} the network says ${quoted(view, said)}, with ${word === "score" ? "a" : "an"} ${word} of `
+  const says = word === "probability" ? "the likeliest label is" : "the network says";
+  return `With the input ${how} ${says} ${quoted(view, said)}, with ${word === "activation" ? "an" : "a"} ${word} of `
     + `${number(change.scores[index][said])}.`;
 }
 
@@ -82,12 +84,12 @@ function restOf(change) {
 
 /** Scores or activations over the change; the true class and those that are ever ahead have names. */
 function scoresChart(view, { values, unit, scores }) {
-  const { label, predicted } = view.example;
+  const { label, predicted, named } = view.example;
   const ahead = scores.map((classes) => largest(classes, 1)[0]);
-  const shown = [...new Set([label ?? predicted, predicted, ...ahead])].slice(0, MOST_LINES);
+  const shown = [...new Set([...(named ?? [label ?? predicted]), predicted, ...ahead])].slice(0, MOST_LINES);
   const changes = ahead.filter((index, place) => place && index !== ahead[place - 1]).length;
   const word = scoreName(view);
-  return lineChart({ name: `${capitalized(word)}s of the classes`, x: unit, y: word,
+  return lineChart({ name: `The ${word} of each ${termOf(view)}`, x: unit, y: word,
     lines: linesOf(scores, values, shown, (index) => view.report.classes[index]),
     description: changes ? `The answer changes ${plural(changes, "time")} along the way.`
       : "The answer stays the same." });

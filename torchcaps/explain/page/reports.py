@@ -18,7 +18,7 @@ from torchcaps.explain.controls import uniform_coefficients, with_new_weights
 from torchcaps.explain.credits import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
-from torchcaps.explain.page.examples import SIDE, example
+from torchcaps.explain.page.examples import SIDE, example, shown_scores
 from torchcaps.explain.page.pictures import heat_picture, picture
 from torchcaps.explain.pixels import Places, heat_of, places
 from torchcaps.explain.recording import Recording, record, routing_layers
@@ -26,7 +26,8 @@ from torchcaps.explain.samples import BATCH, STATISTICS, Samples
 from torchcaps.explain.shares import shares_of
 from torchcaps.measures.accuracy import balanced_accuracy, is_right
 from torchcaps.measures.predicting import has_decoder, kind_of_scores, predict
-from torchcaps.utils.arguments import Positive, checked
+from torchcaps.training.results import LabelResults, NumberResults, Predicted, Results
+from torchcaps.utils.arguments import FloatTensor, Positive, checked
 from torchcaps.utils.checks import counted, percent
 
 VOTES = 2**29  # entries of votes that may be computed for these statistics
@@ -44,7 +45,8 @@ LIMITS = {
     "arrays": "Drawn are the curves of a signal, twelve channels at most, or the middle slice of a volume in its first "
     "channel; the network was given all of it. Maps of where it looks, and changes of the input, are for images.",
 }
-SHARES = "A share says how much a capsule adds to a class, not whether the class would change without it."
+SHARES = "A share says how much a capsule adds to a {0}, not whether the {0} would change without it."
+SCORES = {"labels": "probabilities", "numbers": "numbers"}  # what the page has of these in place of scores
 NO_CAPSULES = "This network has no capsule layer, so there are no coefficients, shares or poses to look at."
 
 
@@ -58,13 +60,14 @@ def report(
     temperature: Positive | None = None,
     shuffled: nn.Module | None = None,
     progress: Callable[[str], None] | None = None,
+    thresholds: FloatTensor | None = None,
 ) -> dict[str, Any]:
     """Return the content of a page about a network.
 
         write_page(report(network, image_samples(data, 1000), "My network"), Path("index.html"))
 
     Args:
-        network: classifier that returns a `Prediction`. It is run in evaluation mode and left as it was, but with the
+        network: network that returns a `Prediction`. It is run in evaluation mode and left as it was, but with the
             weights of the last state.
         samples: test samples, see :func:`image_samples` and :func:`text_samples`.
         title: title of the page.
@@ -75,6 +78,7 @@ def report(
             if it is not known.
         shuffled: the same network, trained with shuffled labels, whose maps are drawn beside.
         progress: function that is told what is computed, for long work.
+        thresholds: probability above which each of several labels is predicted, `(labels,)`; None for 0.5.
 
     Raises:
         ValueError: the network's scores are NaN or infinite.
@@ -90,8 +94,11 @@ def report(
         samples = replace(samples, names=[*samples.names, *names])
         fewer = len(states) > 1 and samples.labels is not None
         kept = kept or _chosen(samples, scores)[: 4 if fewer else None]
-        accuracy = None if samples.labels is None else _share_right(scores, samples.labels)
-        snapshots.append(_snapshot(network, samples, label, accuracy, kept, temperature, shuffled, progress))
+        results = _results(samples, scores, thresholds)
+        accuracy = _accuracy(samples, scores, results)
+        snapshots.append(
+            _snapshot(network, samples, label, accuracy, kept, temperature, shuffled, progress, thresholds)
+        )
         if samples.labels is not None and samples.labels.dim() == 1:
             snapshots[-1]["balanced"] = balanced_accuracy(is_right(scores, samples.labels), samples.labels)
     confusion = None
@@ -99,10 +106,11 @@ def report(
         confusion = torch.zeros(len(samples.names), len(samples.names), dtype=torch.long)
         confusion.index_put_((samples.labels, scores.argmax(1)), torch.tensor(1), accumulate=True)
     return {
-        **about(network, samples, temperature),
+        **about(network, samples, temperature, thresholds),
         "title": title,
         "facts": list(facts),
         "confusion": confusion,
+        "table": None if results is None else [results.header, *results.rows],  # how well each label or number is known
         "curves": {},  # by quantity, such as "loss": lines with a `name`, `x` and `y`
         "figures": [],  # files beside the page and what they show
         "snapshots": snapshots,
@@ -110,17 +118,21 @@ def report(
 
 
 @checked
-def about(network: nn.Module, samples: Samples, temperature: Positive | None) -> dict[str, Any]:
+def about(
+    network: nn.Module, samples: Samples, temperature: Positive | None, thresholds: FloatTensor | None = None
+) -> dict[str, Any]:
     """Return what the page says about a network beside its examples; arguments are those of :func:`report`."""
     kind = "images" if samples.are_images else "texts" if samples.words else "arrays"
     layers = _layers(network, samples)
     return {
         "classes": samples.names,
         "inputs": kind,
-        "scores": kind_of_scores(predict(network, samples.inputs[0])),
+        "target": samples.target,
+        "scores": SCORES.get(samples.target) or kind_of_scores(predict(network, samples.inputs[0])),
+        "thresholds": thresholds,
         "temperature": temperature,
         "layers": layers,
-        "limits": [LIMITS[kind], SHARES] if layers else [NO_CAPSULES],
+        "limits": [LIMITS[kind], SHARES.format(samples.term)] if layers else [NO_CAPSULES],
     }
 
 
@@ -136,11 +148,25 @@ def _chosen(samples: Samples, scores: Tensor) -> list[int]:
 
 
 def _scores(network: nn.Module, samples: Samples) -> Tensor:
-    return torch.cat([predict(network, inputs).evidence.cpu() for inputs, _ in samples.batches()])
+    return torch.cat([shown_scores(predict(network, x), samples.target) for x, _ in samples.batches()])
 
 
-def _share_right(scores: Tensor, labels: Tensor) -> float:
-    return float(is_right(scores, labels).double().mean())
+def _results(samples: Samples, scores: Tensor, thresholds: Tensor | None) -> Results | None:
+    """Return how well each of several labels, or each number, is predicted."""
+    if samples.labels is None or samples.target == "class":
+        return None
+    tested = Predicted(samples.labels, scores)
+    if samples.target == "numbers":
+        return NumberResults(samples.names, tested, None)
+    return LabelResults(samples.names, tested, None, None if thresholds is None else thresholds.tolist())
+
+
+def _accuracy(samples: Samples, scores: Tensor, results: Results | None) -> float | None:
+    """Return the share of samples on which the network is right; of several labels, of which it predicts exactly those
+    that they have. There is none of numbers."""
+    if results is not None:
+        return results.metrics.get("exact_match")
+    return None if samples.labels is None else float(is_right(scores, samples.labels).double().mean())
 
 
 def _snapshot(
@@ -152,11 +178,12 @@ def _snapshot(
     temperature: float | None,
     shuffled: nn.Module | None,
     progress: Callable[[str], None],
+    thresholds: Tensor | None,
 ) -> dict[str, Any]:
     runs = _runs(network, samples)
     seen = places(network, samples.image_shape) if samples.are_images else {}
     progress(f"{label or 'network'}: {counted(len(chosen), 'example')}")
-    examples = [example(network, samples, index, seen, temperature) for index in chosen]
+    examples = [example(network, samples, index, seen, temperature, thresholds) for index in chosen]
     controls: list[dict[str, Any]] = []
     sharp: list[dict[str, Any]] = []
     if runs:
@@ -164,7 +191,7 @@ def _snapshot(
         few = _few(runs, samples)
         layers = sharpening(network, [inputs for inputs, _ in few])
         sharp = [{"layer": name, **values._asdict()} for name, values in layers.items()]
-        controls = list(_controls(network, samples, few, accuracy, seen, shuffled))
+        controls = list(_controls(network, samples, few, accuracy, seen, shuffled, thresholds))
     return {
         "label": label,
         "accuracy": accuracy,
@@ -220,11 +247,13 @@ def _controls(
     accuracy: float | None,
     seen: dict[str, Places],
     shuffled: nn.Module | None,
+    thresholds: Tensor | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the controls: numbers and pictures with random weights, shuffled labels or uniform routing."""
-    if routing_layers(network) and accuracy is not None and samples.labels is not None:
+    if routing_layers(network) and accuracy is not None:
         with uniform_coefficients(network):
-            uniform = _share_right(_scores(network, samples), samples.labels)
+            scores = _scores(network, samples)
+        uniform = _accuracy(samples, scores, _results(samples, scores, thresholds)) or 0.0
         yield {
             "name": "Uniform coefficients",
             "value": f"{percent(uniform)} right on {counted(len(samples), 'sample')}; {percent(accuracy)} with routing",
@@ -260,7 +289,8 @@ def _compared(
     """Compare the maps of the predicted classes with those of another network for the same classes."""
     chosen = evenly_chosen(len(samples), COMPARED)
     images = samples.images(chosen)
-    classes = predict(network, images).evidence.argmax(1)
+    scores = predict(network, images).evidence
+    classes = torch.zeros_like(scores[:, 0]).long() if samples.target == "numbers" else scores.argmax(1)
     layer = next(iter(seen))
     credits = [credit(x, images) for x in (network, other)]
     size = images.shape[2], images.shape[3]
@@ -274,8 +304,9 @@ def _compared(
     pictures = []
     for k in range(min(DRAWN, len(images))):
         class_ = samples.names[int(classes[k])]
-        pictures.append((picture(images[k], SIDE // 2), f"{samples.titles[chosen[k]]}, taken for {class_}"))
-        pictures.append((heat_picture(own[k], peak, SIDE // 2), f"the map of class {class_}"))
+        taken = f", taken for {class_}" * (samples.target == "class")
+        pictures.append((picture(images[k], SIDE // 2), f"{samples.titles[chosen[k]]}{taken}"))
+        pictures.append((heat_picture(own[k], peak, SIDE // 2), f"the map of {samples.term} {class_}"))
         pictures.append((heat_picture(others[k], peak, SIDE // 2), name.lower()))
     return {
         "name": name,

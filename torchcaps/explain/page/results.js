@@ -5,22 +5,32 @@ const MOST_CLASSES = 25; // in the confusion matrix
 
 function hasResults(report, snapshot) {
   const { curves, facts, layers, confusion } = report;
-  return snapshot.accuracy !== null || confusion || Object.keys(curves).length || facts.length || layers.length;
+  return snapshot.accuracy !== null || confusion || report.table || Object.keys(curves).length || facts.length
+    || layers.length;
 }
 
 function resultsSection(report, snapshot) {
   const charts = [...curveCharts(report), ...snapshotCharts(report)];
+  const right = report.target === "labels" ? "exactly the right labels"
+    : `the right ${report.confusion ? "class" : "classes"}`;
   const lead = snapshot.accuracy === null
-    ? "How the training went, and what this network is made of."
-    : `The network was tested on ${plural(snapshot.tested, "input")} that it had not seen in training, and named the `
-      + `right ${report.confusion ? "class" : "classes"} for ${percent(snapshot.accuracy)} of them.`
+    ? `${report.table ? "How large the errors are, how" : "How"} the training went, and what this network is made of.`
+    : `The network was tested on ${plural(snapshot.tested, "input")} that it had not seen in training, and named `
+      + `${right} for ${percent(snapshot.accuracy)} of them.`
       + balancedOf(snapshot)
       + (report.confusion ? ` An answer drawn from a hat would be right one time in ${report.classes.length}.` : "");
   return { lead, parts: [
     charts.length ? make("div", { class: "charts" }, charts) : null,
     report.confusion ? confusionOf(report) : null,
+    report.table ? tableOf(report) : null,
     report.facts.length ? detailsOf("The facts: recipe, data, network", factsOf(report)) : null,
     report.layers.length ? detailsOf("The capsule layers, from the input to the classes", layersOf(report)) : null] };
+}
+
+/** How well each label or number is predicted. */
+function tableOf(report) {
+  const [head, ...rows] = report.table;
+  return table(`How well each ${termOf({ report })} is predicted`, head, rows, "numbers");
 }
 
 /** The balanced accuracy as words, where it is another one than the accuracy: classes are then of unequal size. */
