@@ -1,6 +1,6 @@
 """Errors of three heads that read numbers: flatten and a linear layer, average pooling and one, and capsules.
 
-    python benchmarks/regression.py [--tasks blobs angles] [--seeds 0 1 2] [--steps 1000] [--routings HeinsenRouting]
+    python benchmarks/regression.py [--tasks blobs angles] [--seeds 0 1 2] [--steps 500] [--routings HeinsenRouting]
 
 Behind the same three convolutions each head learns the place and the size of a blob (28x28 pixels, 2400 training
 samples), and by how many degrees an MNIST digit was turned (from -45 to 45; 4000 training samples), from the same
@@ -110,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--routings", nargs="*", default=[], help="names of routings, beside the default of the head")
     parser.add_argument("--validation", action="store_true", help="hold a fifth of the training samples out")
     options = parser.parse_args()

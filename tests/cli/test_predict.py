@@ -10,8 +10,8 @@ from filelock import FileLock
 from PIL import Image
 
 from torchcaps.cli import parser
-from torchcaps.cli.predict import STANDARD_INPUT, Sample, _digest, _pictures, _samples, _Table, _texts
-from torchcaps.data import DataError, TextTable
+from torchcaps.cli.predict import STANDARD_INPUT, Sample, _digest, _files, _samples, _Table, _texts
+from torchcaps.data import DataError, ImageData, TextTable
 from torchcaps.utils.files import CSVLines
 
 
@@ -21,7 +21,7 @@ def test_a_folder_is_searched_as_that_of_a_training(tmp_path):
         Image.new("L", (3, 3)).save(tmp_path / place / "x.png")
     (tmp_path / "a" / "link").symlink_to(tmp_path / "elsewhere")
     found = [str(tmp_path / "a" / "link" / "x.png"), str(tmp_path / "a" / "x.png")]
-    assert [sample.name for sample in _pictures(str(tmp_path / "a"), "file")] == found
+    assert [sample.name for sample in _files(str(tmp_path / "a"), ImageData.kind, "file")] == found
 
 
 def test_a_table_names_pictures_as_that_of_a_training(tmp_path):
@@ -31,13 +31,13 @@ def test_a_table_names_pictures_as_that_of_a_training(tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("id\na\nb\nmore\\b.jpg\nmore/c\na.png\n")
     found = [str(tmp_path / name) for name in ("a.png", "more/b.jpg", "more/b.jpg", "more/c.png", "a.png")]
-    assert [sample.value for sample in _pictures(str(table), "id")] == found
+    assert [sample.value for sample in _files(str(table), ImageData.kind, "id")] == found
     for name in ("d", "more"):
         table.write_text(f"id\n{name}\n")
         with pytest.raises(
             ValueError, match=f"there is no file {tmp_path / name}: names in a table are looked for in its folder"
         ):
-            list(_pictures(str(table), "id"))
+            list(_files(str(table), ImageData.kind, "id"))
 
 
 def test_texts_end_where_lines_end(tmp_path, monkeypatch):
@@ -68,7 +68,7 @@ def test_a_table_without_a_header_line(tmp_path):
         list(_texts(str(tmp_path / "a.csv"), "text"))
     Image.new("L", (3, 3)).save(tmp_path / "x.png")
     (tmp_path / "b.csv").write_text("0,x.png\n")
-    assert [sample.name for sample in _pictures(str(tmp_path / "b.csv"), "file", ["class", "file"])] == [
+    assert [sample.name for sample in _files(str(tmp_path / "b.csv"), ImageData.kind, "file", ["class", "file"])] == [
         str(tmp_path / "x.png")
     ]
 

@@ -113,7 +113,10 @@ def test_spaces_and_empty_parts_of_labels_do_not_count():
         ({"separator": ""}, "separator must be a text that is not empty, such as '|'"),
         ({"numbers": ["x", "x"]}, "numbers must be different columns, got"),
         ({"labels": ["x"]}, "labels must be two or more columns, .*: for one of yes and no set label to it"),
-        ({"labels": ["a", "b"], "class_names": ["b", "a"]}, "class_names must be those of data.labels, .*got"),
+        (
+            {"labels": ["a", "b"], "class_names": ["b", "a"]},
+            "class_names must be those of data.labels, .*got .*: set it to null",
+        ),
         ({"numbers": ["a", "b"], "class_names": ["a"]}, "class_names must be those of data.numbers, .*got"),
         ({"separator": "|", "class_names": ["a", "a"]}, "class_names must be two or more different names"),
         (
@@ -134,17 +137,12 @@ def test_options_that_do_not_fit(options, said):
         (
             [*marks(9), "9,1,x,0"],
             {"labels": ["a", "b"]},
-            "line 11: b is 'x': expected 1 or 0, true or false, yes or no",
+            "line 11: b is 'x': write 1 or 0",
         ),
         (
             [*marks(9), "9,,0,0"],
             {"labels": ["a", "b"]},
-            "line 11: a is empty: expected 1 or 0, true or false, yes or no",
-        ),
-        (
-            ["file,a,b", "0,1,0", "1,0,0"],
-            {"labels": ["a", "b"]},
-            "no picture has the label 'b': leave it out of data.l",
+            "line 11: a is empty: write 1 or 0",
         ),
         (marks(), {"labels": ["a", "d"]}, "no column 'd': set data.labels to one of its columns"),
         (marks(), {"labels": []}, 'data.labels is missing: give --data.labels "[NAME, ...]", names of columns of'),
@@ -162,15 +160,20 @@ def test_options_that_do_not_fit(options, said):
         (
             [*numbers(9), '9,"12,5",1'],
             {"numbers": ["x"]},
-            "line 11: x is '12,5': expected a finite number, with a point",
+            "line 11: x is '12,5': write a number such as 12.5",
         ),
-        ([*numbers(9), "9,1,"], {"numbers": ["x", "y"]}, "line 11: y is empty: expected a finite number, with a point"),
-        ([*numbers(9), "9,NaN,1"], {"numbers": ["x"]}, "line 11: x is 'NaN': expected a finite number"),
-        ([*numbers(9), "9,1,-1e39"], {"numbers": ["x", "y"]}, "line 11: y is '-1e39': expected a finite number"),
+        ([*numbers(9), "9,1,"], {"numbers": ["x", "y"]}, "line 11: y is empty: write a number such as 12.5"),
+        ([*numbers(9), "9,NaN,1"], {"numbers": ["x"]}, "line 11: x is 'NaN': write a number such as 12.5"),
+        ([*numbers(9), "9,1,-1e39"], {"numbers": ["x", "y"]}, "line 11: y is '-1e39': write a number such as 12.5"),
         (
             [*numbers(9), "8,1,2"],
             {"numbers": ["x"]},
             "line 11: 8 has other numbers in line 10: give each picture one row",
+        ),
+        (
+            ["file,x", *(f'{i},"{i},5"' for i in range(9))],
+            {"numbers": ["x"], "skip_bad": True},
+            "t.csv line 2: x is '0,5': write a number such as 12.5, line 3: x",
         ),
         (numbers(7), {"numbers": ["x"]}, "has numbers of 7 pictures: at least 8 are needed"),
         ([f"{x},7" for x in numbers()], {"numbers": ["7"]}, "all numbers in column '7' are 7: set data.numbers to col"),
@@ -196,7 +199,13 @@ def test_targets_need_a_table(pictures, options):
 def test_rows_that_cannot_be_used_are_left_out_if_asked(pictures, capfd):
     data = data_of(pictures, [*numbers(25), "25,nan,1", "26,,2"], numbers=["x"], skip_bad=True)
     assert len(data.parts) == 25
-    assert "left out 2 rows: line 27: x is 'nan': expected" in capfd.readouterr().err
+    assert "left out 2 rows: line 27: x is 'nan': write" in capfd.readouterr().err
+
+
+def test_where_all_rows_are_bad_none_can_be_left_out(pictures):
+    said = error_of(pictures, ["file,x", "0,a", "1,b"], numbers=["x"])
+    assert said.endswith("line 3: x is 'b': write a number such as 12.5: mend such rows")
+    assert "set data.picture to the column" in error_of(pictures, ["file,x", "a,1", "b,2"], numbers=["x"])
 
 
 def test_a_picture_may_stand_twice_with_the_same_labels(pictures):
@@ -220,7 +229,14 @@ def test_classes_that_look_like_several_labels_are_said(pictures, capfd):
 
 @pytest.mark.parametrize(
     "values",
-    ["Smith, John;Doe, Jane;Roe, Richard", "good;bad", "a|b;c|d", "Food, Beverage;Food;Retail", "1,5;2,5;3,5"],
+    [
+        "Smith, John;Doe, Jane;Roe, Richard",
+        "good;bad",
+        "a|b;c|d",
+        "Food, Beverage;Food;Retail",
+        "Food, Bar;Food;Bar;Doe, Jane;Roe, Max",
+        "1,5;2,5;3,5",
+    ],
 )
 def test_classes_with_separators_of_their_own_are_no_labels(pictures, values, capfd):
     lines = [f'{i},"{values.split(";")[i % len(values.split(";"))]}"' for i in range(30)]
@@ -237,6 +253,16 @@ def test_a_label_of_every_picture_is_said(pictures, capfd):
     lines = [f"{line}|z" if i else line for i, line in enumerate(tags())]
     data_of(pictures, lines, **SEPARATED).prepare_data()
     assert "every picture has the label 'z': a network that always predicts it is right" in capfd.readouterr().err
+
+
+def test_a_label_that_no_picture_has_is_said(pictures, capfd):
+    lines = [f"{line},{'none' if i == 0 else '0'}" for i, line in enumerate(marks())]
+    data = data_of(pictures, lines, labels=["a", "none", "b"])
+    data.prepare_data()
+    data.setup("fit")
+    assert data.train_set.labels[:, 1].sum() == 0
+    said = "labels that no training picture has, so that a network cannot learn them: none\n"
+    assert said in capfd.readouterr().err
 
 
 def test_labels_without_training_or_test_pictures_are_said(pictures, capfd):

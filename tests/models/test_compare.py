@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+from networks import assert_it_trains
 
 from torchcaps import (
     Capsules,
@@ -20,21 +20,6 @@ SMALL = {"in_channels": 1, "classes": 5, "channels": 6, "types": 3, "parts": 4, 
 CONTROLS = {"compare_average": {}, "compare_cnn": {}, "pooling_resnet": {"depth": 20, "pooling": "average"}}
 # The algorithms of the package, with arguments of their own.
 OWN = [name for name in list_routings() if hasattr(routing, name)]
-
-
-def assert_it_trains(model: torch.nn.Module, images: torch.Tensor, classes: int) -> None:
-    """Scores are finite logits that tell images and classes apart, and every parameter has a gradient."""
-    scores = model(images).scores
-    assert scores.shape == (len(images), classes)
-    assert scores.isfinite().all()
-    assert scores.std(0).min() > 0
-    assert scores.std(1).min() > 0
-    assert getattr(model, "gives_logits", True)
-    F.cross_entropy(scores, torch.arange(len(images)) % classes).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.any(), name
 
 
 def own(name: str) -> routing.Routing:

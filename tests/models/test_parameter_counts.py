@@ -6,6 +6,10 @@ import torch
 from torchcaps import CapsNet, DynamicRouting, EMRouting, InvertedAttentionRouting, SelfRouting, create_model
 
 COUNTS = [
+    ("capsule_cnn", {}, 68_337),
+    ("capsule_cnn", {"numbers": 1}, 32_577),
+    ("capsule_cnn", {"in_channels": 12, "classes": 2, "dims": 1}, 38_737),
+    ("capsule_cnn", {"classes": 2, "dims": 3}, 73_009),
     # Sabour et al. 2017
     ("capsnet_mnist", {}, 8_215_568),
     ("capsnet_mnist", {"decoder": False}, 6_804_224),

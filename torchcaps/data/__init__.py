@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torchcaps.data.labeled import LabeledData
     from torchcaps.data.mnist import MNIST, FashionMNIST
     from torchcaps.data.multimnist import DiverseMultiMNIST, MultiMNIST
+    from torchcaps.data.own_files import OwnFiles
     from torchcaps.data.pictures import read_picture
     from torchcaps.data.published import Published
     from torchcaps.data.smallnorb import SmallNORB
@@ -57,6 +58,7 @@ __all__ = [
     "LabeledData",
     "Metadata",
     "MultiMNIST",
+    "OwnFiles",
     "Published",
     "SmallNORB",
     "StereoData",

@@ -156,39 +156,45 @@ def files_in_table(
     target.check_columns(table)
     files, others = find_files(folder, kind.suffixes)
     by_name = files_by_name(folder, files)
+
+    def path_of(text: str) -> str:
+        if not text:
+            raise ValueError(f"{file} is empty")
+        if (path := file_called(text, by_name, user_path(name).parent)) is None:
+            if {as_key(text), PurePath(as_key(text)).stem} & by_name.keys():
+                raise ValueError(f"several {noun}s are called {text[:100]!r}: give the path in the folder")
+            raise ValueError(f"no {noun} is called {text[:100]!r}")
+        return path.relative_to(folder).as_posix()
+
     labels: dict[str, Label] = {}
     lines: dict[str, int] = {}  # where each file stands first
     rows: list[tuple[str, dict[str, str], int]] = []
     bad: list[str] = []
+    is_named = False  # whether a row names a file
     for line, values in table.rows:
-        text = values[file].strip()
         try:
-            if not text:
-                raise ValueError(f"{file} is empty")
+            key = path_of(values[file].strip())
+            is_named = True
             label = target.read(values)
         except ValueError as error:
             bad.append(f"line {line}: {error}")
             continue
-        if (path := file_called(text, by_name, user_path(name).parent)) is None:
-            several = {as_key(text), PurePath(as_key(text)).stem} & by_name.keys()
-            many = f"several {noun}s are called {text[:100]!r}: give the path in the folder"
-            bad.append(f"line {line}: {many if several else f'no {noun} is called {text[:100]!r}'}")
-        elif (first := labels.setdefault(key := path.relative_to(folder).as_posix(), label)) != label:
+        if (first := labels.setdefault(key, label)) != label:
             if target.kind == "class":
                 differs = f"is {label!r}, and {first!r} in line {lines[key]}: give each {noun} one class"
             else:
                 differs = f"has other {target.kind} in line {lines[key]}: give each {noun} one row with all of them"
-            raise DataError(f"{name} line {line}: {text} {differs}")
-        else:
-            lines.setdefault(key, line)
-            rows.append((key, values, line))
-    if len(bad) == len(table.rows):
+            raise DataError(f"{name} line {line}: {values[file].strip()} {differs}")
+        lines.setdefault(key, line)
+        rows.append((key, values, line))
+    if not is_named:
         raise DataError(
             f"{name}: names no {noun} in {folder} by its column {file!r} ({bad[0]}): set data.{noun} to the "
             "column of the files, or data.folder to their folder"
         )
-    if bad and not skip_bad:
-        raise DataError(f"{name} {listed(bad, MOST_BAD)}: mend such rows, or leave them out by --data.skip_bad true")
+    if bad and not (skip_bad and labels):
+        or_left_out = ", or leave them out by --data.skip_bad true" if labels else ""
+        raise DataError(f"{name} {listed(bad, MOST_BAD)}: mend such rows{or_left_out}")
     if bad:
         say(f"{name}: left out {counted(len(bad), 'row')}: {listed(bad, MOST_BAD)}")
     doubts = target.check([*labels.values()], name, noun)

@@ -76,7 +76,7 @@ class Target(NamedTuple):
         if self.kind == "labels":
             for column, text in zip(self.columns, texts, strict=True):
                 if text.lower() not in PRESENT + ABSENT:
-                    raise ValueError(f"{column} is {_shown(text)}: expected 1 or 0, true or false, yes or no")
+                    raise ValueError(f"{column} is {_shown(text)}: write 1 or 0")
             return tuple(sorted(x for x, text in zip(self.columns, texts, strict=True) if text.lower() in PRESENT))
         if not texts[0]:
             raise ValueError(f"{self.columns[0]} is empty")
@@ -106,21 +106,18 @@ class Target(NamedTuple):
                     )
             return []
         counts, column = self.counts(labels), self.columns[0]
-        if self.kind == "labels" and self.separator is None:
-            if unused := [name for name in self.columns if not counts[name]]:
-                raise DataError(f"{where}: no {noun} has the label {unused[0]!r}: leave it out of {self.option}")
-        elif self.separator is not None and len(counts) < 2:
+        if self.separator is not None and len(counts) < 2:
             raise DataError(
                 f"{where}: column {column!r} has {counted(len(counts), 'label')} with the separator "
                 f"{self.separator!r}: at least two labels are needed: set data.label to their column, or "
                 "data.separator to what stands between them"
             )
-        elif len(counts) < 2:
+        if self.kind == "class" and len(counts) < 2:
             raise DataError(
                 f"{where}: all {noun}s have the class {next(iter(counts))!r} in column {column!r}: at least two "
                 "classes are needed"
             )
-        composed = _composed(counts, self.separator)
+        composed = _composed(counts)
         options = "".join(f", or data.separator to {sign!r} if its values are several labels" for sign in composed)
         if self.kind == "class" and max(counts.values()) == 1:
             raise DataError(
@@ -220,7 +217,9 @@ def target_of(
         raise ValueError(f"balance is for one class per sample, and the target is {target.kind}: set it to false")
     if class_names is not None and not target.wanted:
         if class_names != target.columns:
-            raise ValueError(f"class_names must be those of {target.option}, {target.columns!r}, got {class_names!r}")
+            raise ValueError(
+                f"class_names must be those of {target.option}, {target.columns!r}, got {class_names!r}: set it to null"
+            )
     elif class_names is not None:
         if not all(isinstance(name, str) and name for name in class_names):
             raise ValueError(f"class_names must be texts that are not empty, got {class_names!r}")
@@ -235,9 +234,7 @@ def _number(column: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not abs(number) <= LARGEST:
-        raise ValueError(
-            f"{column} is {_shown(text)}: expected a finite number, with a point for its decimals, such as 12.5"
-        )
+        raise ValueError(f"{column} is {_shown(text)}: write a number such as 12.5")
     return number
 
 
@@ -245,16 +242,14 @@ def _shown(value: str) -> str:
     return repr(value[:40]) if value else "empty"
 
 
-def _composed(names: Iterable[str], given: str | None) -> dict[str, str]:
+def _composed(names: Iterable[str]) -> dict[str, str]:
     """Return a name that looks like several labels, by their separator; empty if there seems to be none. Most names
     with a separator then have parts that other names have too."""
     for sign in SEPARATORS:
-        if sign == given:
-            continue
         parts = {name: {part.strip() for part in name.split(sign)} for name in names}
         counts = Counter(part for of_name in parts.values() for part in of_name)
         several = [name for name in parts if sign in name]
-        composed = [name for name in several if "" not in parts[name] and all(counts[x] > 1 for x in parts[name])]
+        composed = [name for name in several if all(counts[x] > 1 for x in parts[name])]
         if composed and 2 * len(composed) >= len(several):
             return {sign: composed[0]}
     return {}

@@ -144,6 +144,7 @@ class FeatureCapsules(nn.Module, ABC):
             maps = f"feature maps (batch, {n}, {', '.join(SIDES[self.dims or 2])})"
             expected = {None: f"{maps}, {tokens}", 0: tokens}.get(self.dims, maps)
             raise ValueError(f"expected {expected}, got {size}{self._advice(size)}")
+        # A trace takes tokens of any number, which this question would fix.
         if self.dims is None and mask is None and size[1:] == (n, n) and not is_traced():
             raise ValueError(
                 f"features {size} may be tokens (batch, tokens, {n}) or maps (batch, {n}, length): make the head with "
@@ -162,30 +163,31 @@ class FeatureCapsules(nn.Module, ABC):
         return features[..., None, None] if rank == 2 else features.transpose(1, 2).unsqueeze(-1)
 
     def _advice(self, size: tuple[int, ...]) -> str:
-        n, dims, rank = self.in_features, self.dims, len(size)
+        n, rank, sides = self.in_features, len(size), 2 if self.dims is None else self.dims  # 0 for tokens and vectors
+        takes_tokens = not self.dims
         if 0 in size:
             return ""
-        if size == (n,) and not dims:
+        if size == (n,) and takes_tokens:
             return ": a single vector needs features.unsqueeze(0)"
-        if rank - 2 == (2 if dims is None else dims or -1) and size[-1] == n:
+        if sides and rank == 2 + sides and size[-1] == n:
             return ": the channels come last, give features.movedim(-1, 1)"
-        if rank == 3 and size[1] == n and not dims:
+        if rank == 3 and size[1] == n and takes_tokens:
             advice = f"or make the head with dims=1 if these are maps (batch, {n}, length)"
             return f": the tokens come last, give features.transpose(1, 2), {advice}"
         if rank in (3, 4, 5) and size[1] == n:
             return f": make the head with dims={rank - 2} for such maps"
         if rank == 2 and size[1] % n == 0:
             return ": these may be flattened maps, give the maps themselves"
-        if rank == 1 + (dims or 2) and size[0] == n:
-            tokens = "" if dims else f", tokens a head with in_features={size[-1]}"
+        if sides and rank == 1 + sides and size[0] == n:
+            tokens = "" if self.dims else f", tokens a head with in_features={size[-1]}"
             return f": a single map needs features.unsqueeze(0){tokens}"
-        if rank == 4 and size[2] * size[3] == n and not dims:
+        if rank == 4 and size[2] * size[3] == n and takes_tokens:
             return ": tokens with heads of attention need features.flatten(2)"
-        if rank == 4 and size[1] * size[3] == n and not dims:
+        if rank == 4 and size[1] * size[3] == n and takes_tokens:
             return ": heads of attention before the tokens need features.transpose(1, 2).flatten(2)"
-        if rank == 2 + (2 if dims is None else dims or 3):
+        if sides and rank == 2 + sides:
             return f": make the head with in_features={size[1]} if these are the channels"
-        if rank in (2, 3):
+        if rank in (2, 3) and takes_tokens:
             return f": make the head with in_features={size[-1]}"
         return ""
 
