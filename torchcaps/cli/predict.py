@@ -249,6 +249,7 @@ def _header(trained: "Run") -> list[str]:
 def _about_probabilities(trained: "Run") -> str:
     """Return what the training has chosen on its validation set."""
     if trained.target == "labels":
+        trained.thresholds  # noqa: B018  # an error now, and not below a header
         return "thresholds of the run" if trained.checkpoint.thresholds else "threshold 0.5 for each label"
     return f"temperature {trained.temperature:.3g}" if trained.temperature else "probabilities not calibrated"
 

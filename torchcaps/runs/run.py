@@ -129,7 +129,8 @@ class Run:
         given = self.checkpoint.thresholds or (DEFAULT,) * len(names)
         if len(given) != len(names):
             raise ValueError(
-                f"{self.path} has {counted(len(given), 'threshold')}, and there are {counted(len(names), 'label')}"
+                f"{self.path} has {counted(len(given), 'threshold')}, and there are {counted(len(names), 'label')}: "
+                "give a checkpoint as `torchcaps train` wrote it"
             )
         return torch.tensor(given, dtype=torch.float64)  # as they were chosen
 
