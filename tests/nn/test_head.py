@@ -504,10 +504,10 @@ def test_standardize():
     head.reset_parameters()
     assert_close(head.mean, torch.zeros(3))
     assert_close(head.deviation, torch.ones(3))
-    years = torch.tensor([[1e6], [1e6 + 1], [1e6 + 2]], dtype=torch.float32)  # means in float64 lose no digits
-    single = CapsuleRegressor(5, 1, dtype=torch.float32)
-    single.standardize(years)
-    assert_close(single.deviation, torch.tensor([2 / 3], dtype=torch.float32).sqrt())
+    low = CapsuleRegressor(5, 1)
+    low.standardize(torch.tensor([[2047.0], [2048.0], [2048.0]], dtype=torch.float16))  # the mean has more digits
+    assert_close(low.mean, torch.tensor([2047 + 2 / 3]))
+    assert_close(low.deviation, torch.tensor([2 / 9]).sqrt())
 
 
 @pytest.mark.parametrize(
