@@ -278,7 +278,7 @@ def test_wrong_features_for_the_dims_and_advice_that_is_right(dims, size, expect
     if way:
         assert small("dynamic", dims=dims)(eval(way[0])).shape[1] == 3
     if changed and "tokens come last" not in text:
-        assert CapsuleHead(**{"in_features": 5, "classes": 3, "dims": dims, **changed})(features).shape == (2, 3)
+        assert CapsuleHead(**{"in_features": 5, "classes": 3, "dims": dims, **changed})(features).shape == (size[0], 3)
 
 
 def test_as_many_positions_as_channels_are_never_guessed():
