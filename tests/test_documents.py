@@ -69,7 +69,8 @@ def words(line: str, name: str) -> list[str] | None:
     at = next((i for i, word in enumerate(found) if word == name or word.endswith(f"/{name}")), None)
     if at is None:
         return None
-    end = next((i for i, word in enumerate(found) if i > at and re.match(r"[|&;>]", word)), len(found))
+    quoted = shlex.split(line, comments=True, posix=False)  # a "|" in quotes ends no command
+    end = next((i for i, word in enumerate(quoted) if i > at and re.match(r"[|&;>]", word)), len(found))
     return found[at + 1 : end]
 
 

@@ -96,6 +96,11 @@ def test_arrays_of_several_sizes(folder, capfd):
 def test_arguments_that_do_not_fit(folder):
     assert "size must have a number for each dimension of layout CL" in error_of(folder, size=[3, 40])
     assert "means and deviations must" in error_of(folder, means=[0.0] * 3)
+    said = error_of(folder, means=[0.0] * 2, deviations=[1.0] * 2)
+    assert "means and deviations must have 3 numbers each" in said
+    split = folder.parent / "split.csv"
+    split.write_text("file,part\n" + "\n".join(f"{path},test" for path in data_of(folder).parts))
+    assert "has no training array: choose another split" in error_of(folder, split=str(split))
     with pytest.raises(DataError, match="data.folder is missing: give --data.folder FOLDER, expected a folder"):
         ArrayFolder(layout="CL").network_arguments()
 
@@ -133,6 +138,7 @@ def test_arrays_of_one_value_and_copies_are_said(folder, capfd):
     data.setup()
     said = capfd.readouterr().err
     assert "a channel has one value alone: channel 2 from 0" in said
+    assert data.form.deviations[2] == 1
     assert "1 array with one value alone" not in said  # its third channel is another
     assert f"training has 1 of {len(tested)} test arrays too" in said
     np.save(folder / trained[1], np.zeros((3, 40)))

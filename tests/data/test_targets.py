@@ -280,12 +280,25 @@ def test_labels_without_training_or_test_pictures_are_said(pictures, capfd):
 
 def test_augmentations_that_move_are_said_for_numbers(pictures, capfd):
     options = {"augmentations": ["color", "shift", "flip"]}
-    data_of(pictures, numbers(), numbers=["x"], **options).prepare_data()
-    said = "the augmentations shift, flip move what pictures show, which may change what the numbers measure: leave"
-    assert said in capfd.readouterr().err
     data_of(pictures, numbers(), numbers=["x"], augmentations=["erase"]).prepare_data()
     data_of(pictures, tags(), **SEPARATED, **options).prepare_data()
     assert "move" not in capfd.readouterr().err
+    data_of(pictures, numbers(), numbers=["x"], **options).prepare_data()
+    said = "the augmentations shift, flip move what pictures show, which may change what the numbers measure: leave"
+    assert said in capfd.readouterr().err
+
+
+def test_of_good_numbers_nothing_is_said(pictures, capfd):
+    data_of(pictures, numbers(), numbers=["x"]).prepare_data()
+    assert capfd.readouterr().err == ""
+
+
+def test_pictures_with_numbers_that_seem_to_belong_together(pictures, capfd):
+    for path in [*pictures.iterdir()]:
+        path.rename(pictures / f"p{int(path.stem) // 3}_{int(path.stem) % 3}.png")
+    lines = ["file,x", *(f"p{i // 3}_{i % 3},{i}" for i in range(30))]
+    data_of(pictures, lines, numbers=["x"]).prepare_data()
+    assert "pictures seem to belong together, such as p0_0.png, p0_2.png" in capfd.readouterr().err
 
 
 # Splits

@@ -7,7 +7,7 @@ from torchcaps import CapsNet, DynamicRouting, EMRouting, InvertedAttentionRouti
 
 COUNTS = [
     ("capsule_cnn", {}, 68_337),
-    ("capsule_cnn", {"numbers": 1}, 32_577),
+    ("capsule_cnn", {"numbers": 1}, 28_518),
     ("capsule_cnn", {"in_channels": 12, "classes": 2, "dims": 1}, 38_737),
     ("capsule_cnn", {"classes": 2, "dims": 3}, 73_009),
     # Sabour et al. 2017

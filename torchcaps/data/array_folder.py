@@ -19,8 +19,6 @@ from torchcaps.data.arrays import (
     SUFFIXES,
     Layout,
     by,
-    check_layout,
-    in_layout,
     mean_and_deviation,
     moments_of,
     read_array,
@@ -143,7 +141,8 @@ class ArrayFolder(OwnFiles, FileData):
         """The dimensions of the arrays in the files."""
         if self._layout is not None:
             return self._layout
-        path, shape = next(iter(self._shapes.items()))
+        path = self._trained[0]
+        shape = read_shape(self._folder / path, None, self.key)
         fitting = [layout for layout in LAYOUTS if len(layout) == len(shape)]
         advice = (
             f"give --data.layout {' or '.join(fitting)} ({LETTERS})" if fitting else "give arrays of 1 to 4 dimensions"
@@ -160,11 +159,13 @@ class ArrayFolder(OwnFiles, FileData):
         """Channels and size of an input."""
         if self._size is not None and self._means is not None:
             return len(self._means), *self._size
-        counts = Counter(shape[0] for shape in self._in_layout.values())
-        channels = counts.most_common(1)[0][0] if self._means is None else len(self._means)
+        counts = Counter(shape[0] for shape in self._shapes.values())
+        channels = counts.most_common(1)[0][0]
+        if self._means is not None and len(self._means) != channels:
+            raise ValueError(f"means and deviations must have {channels} numbers each, as arrays have channels")
         if self._size is not None:
             return channels, *self._size
-        files = {shape[1:]: path for path, shape in self._in_layout.items() if shape[0] == channels}  # one of each size
+        files = {shape[1:]: path for path, shape in self._shapes.items() if shape[0] == channels}  # one of each size
         if len(files) > 1:
             (size, path), (other_size, other) = list(files.items())[:2]
             raise DataError(
@@ -181,13 +182,13 @@ class ArrayFolder(OwnFiles, FileData):
             return Form(self.layout, self.key, self.shape, self._means, self._deviations)
         raw = Form(self.layout, self.key, self.shape, [], [])
 
-        def measure(path: Path) -> tuple[int, np.ndarray, np.ndarray] | None:
+        def measure(path: Path) -> np.ndarray | None:
             try:
                 return moments_of(raw.values(path))
             except DataError:  # which is said when all arrays are read
                 return None
 
-        paths = [*self._in_layout]
+        paths = [*self._shapes]
         chosen = [self._folder / paths[i] for i in evenly_chosen(len(paths), ENOUGH)]
         moments = [x for x in in_threads(measure, chosen, "finding means and deviations") if x is not None]
         if not moments:
@@ -207,7 +208,7 @@ class ArrayFolder(OwnFiles, FileData):
     def prepare_data(self) -> None:
         super().prepare_data()
         channels, *size = self.shape
-        sizes = [shape[1:] for shape in self._in_layout.values()]
+        sizes = [shape[1:] for shape in self._shapes.values()]
         cut = sum(any(a > b for a, b in zip(each, size, strict=True)) for each in sizes)
         padded = sum(any(a < b for a, b in zip(each, size, strict=True)) for each in sizes)
         if cut or padded:
@@ -222,12 +223,9 @@ class ArrayFolder(OwnFiles, FileData):
     def picture(self, path: Path) -> Tensor:
         """Read a file as an input of these data, float32 `(channels, *size)`."""
         array = self.form.read(path)
-        size = in_layout(read_shape(path, self.key), self.layout)[1:]
-        if size != self.shape[1:]:
-            say(
-                f"{path}: has the size {by(size)}, and was cut or padded to {by(self.shape[1:])}; so are others",
-                once="size",
-            )
+        if (size := read_shape(path, self.layout, self.key)[1:]) != self.shape[1:]:
+            line = f"{path}: has the size {by(size)}, and was cut or padded to {by(self.shape[1:])}; so are others"
+            say(line, once="size")
         return array
 
     def center(self, images: Tensor) -> Tensor:
@@ -282,30 +280,26 @@ class ArrayFolder(OwnFiles, FileData):
         return ArraySet(self._folder, np.array(paths), labels, self.form)
 
     @cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes in the files of training arrays, by the path in the folder, of those that can be read."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        errors: list[tuple[str, str]] = []
-        for path, part in self.parts.items():
-            if part == "train":
-                try:
-                    shapes[path] = read_shape(self._folder / path, self.key)
-                except DataError as error:
-                    errors.append((path, str(error)))
-        if not shapes:
-            raise DataError(
-                together(errors) if errors else f"{self.folder}: has no training array: choose another split"
-            )
-        return shapes
+    def _trained(self) -> list[str]:
+        """The paths of the training arrays in the folder."""
+        paths = [path for path, part in self.parts.items() if part == "train"]
+        if not paths:
+            raise DataError(f"{self.folder}: has no training array: choose another split")
+        return paths
 
     @cached_property
-    def _in_layout(self) -> dict[str, tuple[int, ...]]:
-        """Channels and size of these arrays, of those that have as many dimensions as the layout."""
-        fitting = {path: shape for path, shape in self._shapes.items() if len(shape) == len(self.layout)}
-        if not fitting:
-            path, shape = next(iter(self._shapes.items()))
-            check_layout(self._folder / path, shape, self.layout)  # which raises its error
-        return {path: in_layout(shape, self.layout) for path, shape in fitting.items()}
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Channels and size of each training array that can be read, by its path in the folder."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        errors: list[tuple[str, str]] = []
+        for path in self._trained:
+            try:
+                shapes[path] = read_shape(self._folder / path, self.layout, self.key)
+            except DataError as error:
+                errors.append((path, str(error)))
+        if not shapes:
+            raise DataError(together(errors))
+        return shapes
 
 
 def _shifted(arrays: Tensor, dim: int) -> Tensor:

@@ -52,10 +52,15 @@ def read_array(path: Path, layout: Layout, key: str | None = None, size: Sequenc
 
 
 @checked
-def read_shape(path: Path, key: str | None = None) -> tuple[int, ...]:
-    """Return the shape of an array in a file, of which only the beginning is read, see `read_array`."""
+def read_shape(path: Path, layout: Layout | None, key: str | None = None) -> tuple[int, ...]:
+    """Return the channels and the size of an array in a file, of which only the beginning is read; without a layout the
+    shape as it stands there. The errors are those of `read_array`."""
     with _opened(path, key) as (_, shape):
-        return shape
+        if layout is None:
+            return shape
+        check_layout(path, shape, layout)
+    place = layout.find("C")
+    return (1, *shape) if place < 0 else (shape[place], *shape[:place], *shape[place + 1 :])
 
 
 def unreadable(path: Path, reason: str, advice: str) -> DataError:
@@ -70,12 +75,6 @@ def check_layout(path: Path, shape: Sequence[int], layout: Layout) -> None:
         raise unreadable(path, reason, "give arrays of one layout")
 
 
-def in_layout(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
-    """Return the number of channels, and then the size, of an array in a file, by its shape and its layout."""
-    place = layout.find("C")
-    return (1, *shape) if place < 0 else (shape[place], *shape[:place], *shape[place + 1 :])
-
-
 def by(shape: Sequence[int]) -> str:
     """Return a shape as a text, such as 12x512."""
     return "x".join(map(str, shape)) or "()"
@@ -86,26 +85,24 @@ def standardized(array: np.ndarray, size: Sequence[int], means: Sequence[float],
     """Return an array `(channels, ...)` less the mean of each channel, divided by its deviation: float32 `(channels,
     *size)`. Dimensions that are shorter are padded at both ends, with zeros, which are the means."""
     per_channel = (-1, *[1] * len(size))
-    values = array - np.reshape(np.float64(means), per_channel)  # in float64: float32 rounds large integers
-    values /= np.reshape(np.float64(deviations), per_channel)
+    values = array - np.asarray(means, np.float64).reshape(per_channel)  # in float64: float32 rounds large integers
+    values /= np.asarray(deviations, np.float64).reshape(per_channel)
     missing = [length - now for length, now in zip(size, values.shape[1:], strict=True)]
     return torch.from_numpy(np.pad(values, [(0, 0), *((n // 2, n - n // 2) for n in missing)]).astype(np.float32))
 
 
-def moments_of(array: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-    """Return the number of values in each channel of an array `(channels, ...)`, their means and their variances."""
+def moments_of(array: np.ndarray) -> np.ndarray:
+    """Return the mean and the variance of each channel of an array `(channels, ...)`, float64 `(2, channels)`."""
     values = array.reshape(len(array), -1).astype(np.float64)
-    return values.shape[1], values.mean(1), values.var(1)
+    return np.stack([values.mean(1), values.var(1)])
 
 
-def mean_and_deviation(moments: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> tuple[list[float], list[float]]:
-    """Return the mean and the standard deviation of each channel in arrays, given the `moments_of` each. A channel that
-    never changes has the deviation 0, without rounding errors."""
-    counts, all_means, variances = (np.array(column, np.float64) for column in zip(*moments, strict=True))
-    shares = (counts / counts.sum())[:, None]
-    means = (shares * all_means).sum(0)
-    deviations = np.sqrt((shares * (variances + (all_means - means) ** 2)).sum(0))
-    return means.tolist(), np.where(deviations > STEADY * np.abs(means), deviations, 0.0).tolist()
+def mean_and_deviation(moments: Sequence[np.ndarray]) -> tuple[list[float], list[float]]:
+    """Return the mean and the standard deviation of each channel, given the `moments_of` arrays, which count alike. A
+    channel that never changes has the deviation 0, without rounding errors."""
+    means, variances = np.stack(moments, 1)
+    mean, deviation = means.mean(0), np.sqrt(variances.mean(0) + means.var(0))
+    return mean.tolist(), np.where(deviation > STEADY * np.abs(mean), deviation, 0.0).tolist()
 
 
 @contextmanager

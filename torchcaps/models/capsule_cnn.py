@@ -23,7 +23,7 @@ def capsule_cnn(
     types: Count = 16,
     pose: Count = 16,
 ) -> FeatureClassifier:
-    """Convolutions and capsules for signals, images or volumes of any size: 68,337 parameters; one number: 32,577.
+    """Convolutions and capsules for signals, images or volumes of any size: 68,337 parameters; one number: 28,518.
 
     All convolutions but the last have stride 2. Behind them is a `CapsuleHead`, or, with numbers, a `CapsuleRegressor`.
 
