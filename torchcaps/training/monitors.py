@@ -44,7 +44,11 @@ def mode_of(metric: str) -> Literal["max", "min"]:
 
 def logged_metrics(model: Any) -> list[str]:
     """Return the names of the metrics that a `Classifier` logs in training and validation."""
-    what = ["loss", *(["accuracy"] if model.target != "numbers" else []), *(["reconstruction_error"] if model.reconstruction_weight else [])]
+    what = [
+        "loss",
+        *(["accuracy"] if model.target != "numbers" else []),
+        *(["reconstruction_error"] if model.reconstruction_weight else []),
+    ]
     divergence = [] if model.feedback is None else ["train/divergence"]
     return [
         *(f"{stage}/{name}" for stage in ("train", "val") for name in what),
