@@ -724,6 +724,30 @@ def test_what_cannot_be_measured() -> None:
         evaluate(Subject(nn.Identity(), torch.zeros(4, 1, 8, 8), torch.arange(4)), ["affine"])
 
 
+def test_several_labels_are_right_where_exactly_they_are_above_their_thresholds() -> None:
+    scores = torch.tensor([[2.0, -2], [2, -2], [-2, -2], [2, 2]])  # probabilities of 0.88 and 0.12
+    images = scores[:, None, None, :].expand(4, 1, 2, 2)
+    network = Network(lambda self, images: images[:, 0, 0])
+    labels = torch.tensor([[1.0, 0], [1, 1], [0, 0], [1, 1]])
+    for thresholds, right in ((None, 75), (torch.tensor([0.5, 0.1]), 50), (torch.tensor([0.9, 0.5]), 25)):
+        subject = Subject(network, images, labels, target="labels", thresholds=thresholds)
+        assert subject.accuracy(images) == right
+        found = evaluate(subject, ["overlap", "attack", "calibration", "few"])
+        assert found["overlap"]["numbers"] == {"its own test: its labels are predicted (%)": right}
+        assert {found[name]["reason"] for name in ("attack", "calibration", "few")} == {
+            "images have several labels each"
+        }
+
+
+def test_networks_of_numbers_have_no_accuracy() -> None:
+    network = Network(lambda self, images: images.mean((1, 2)))
+    subject = Subject(network, torch.rand(200, 1, 16, 16), torch.rand(200, 16), target="numbers")
+    names = ["affine", "overlap", "pose", "corruptions", "calibration", "attack", "few"]
+    assert {result.get("reason") for result in evaluate(subject, names).values()} == {
+        "the network predicts numbers, and this measures how it predicts classes"
+    }
+
+
 def test_data_without_images_name_commands_that_take_them():
     for kind, more in ((EncodedImages, False), (TextData, True)):
         training = SimpleNamespace(datamodule=object.__new__(kind))

@@ -61,7 +61,7 @@ def set_slider(page, selector: str, value: int) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["images", "texts"])
+@pytest.mark.parametrize("name", ["images", "texts", "labels", "numbers"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_page_loads_nothing_and_can_be_read(browser, name, dark, request):
     path = request.getfixturevalue(name)
@@ -102,6 +102,25 @@ def test_what_stands_beside_a_class_has_its_name(browser, images, texts):
     )
     assert page.run(SHOWN) == ["results", "example", "tree", "routing", "honest"]  # sections without data are not there
     assert "Its true class is not known." in page.texts(".answer")[0]
+
+
+def test_several_labels_and_numbers_are_said(browser, labels, numbers):
+    page = browser.open(labels)
+    assert page.texts(".answer")[0].startswith("66.7\u00a0% exactly right on 3 test inputs.")
+    assert page.texts(".verdict")[0] == "The network says \u201cdoor\u201d and \u201c<chair>\u201d, which is right."
+    assert page.texts(".score .note") == ["\u25c0 answer \u2605 true", "", "\u25c0 answer \u2605 true"]
+    assert page.texts(".scores .value") == ["99.8\u00a0%", "1.8\u00a0%", "99.8\u00a0%"]
+    page.run("document.querySelectorAll('.thumb')[2].click()")
+    page.wait("document.querySelector('.verdict').textContent.includes('no label')")
+    assert page.texts(".verdict")[0] == "The network says no label, which is wrong: it has \u201cwindow\u201d."
+    page = browser.open(numbers)
+    said = "x door 6 (true: 6.5), window \u22124 (true: \u22124) and <chair> 6 (true: 6).".removeprefix("x ")
+    assert page.texts(".verdict")[0] == f"The network says {said}"
+    assert page.texts(".scores h3") == ["What it says"]
+    assert page.texts(".thumb .sign") == []
+    page.run("document.querySelectorAll('.score')[2].click()")
+    page.wait("document.querySelector('#tree .part .name').textContent === '<chair>'")
+    assert browser.complaints() == []
 
 
 def test_everything_that_is_seen_has_a_name(page):

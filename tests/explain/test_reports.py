@@ -86,6 +86,37 @@ def test_numbers_are_those_of_the_network(digits, found) -> None:
     assert turned["scores"][turned["values"] == 0][0].tolist() == pytest.approx(scores[index].tolist(), abs=1e-4)
 
 
+def test_several_labels_are_judged_by_their_thresholds(label_report, of_labels) -> None:
+    (snapshot,) = label_report["snapshots"]
+    assert snapshot["accuracy"] == pytest.approx(2 / 3)
+    assert [example["named"] for example in snapshot["examples"]] == [[0, 2], [1], []]
+    assert [example["labels"] for example in snapshot["examples"]] == [[0, 2], [1], [1]]
+    assert snapshot["examples"][0]["scores"].tolist() == pytest.approx(torch.tensor([6.0, -4, 6]).sigmoid().tolist())
+    assert "probabilities" not in snapshot["examples"][0]
+    moved = snapshot["examples"][0]["transformed"][2]
+    assert moved["scores"][moved["values"] == 0][0].tolist() == pytest.approx([0.9975, 0.0180, 0.9975], abs=1e-4)
+    assert (label_report["scores"], label_report["confusion"]) == ("probabilities", None)
+    assert [row[0] for row in label_report["table"]] == ["label", "door", "window", "<chair>", "mean of the labels"]
+    assert "adds to a label" in label_report["limits"][1]
+    lower = report(*of_labels, "Labels", thresholds=torch.tensor([0.01, 0.01, 0.7]))
+    assert [example["named"] for example in lower["snapshots"][0]["examples"]] == [[0, 1, 2], [0, 1], [0, 1]]
+    assert lower["snapshots"][0]["accuracy"] == 0
+    assert lower["snapshots"][0]["controls"][0]["value"].endswith("0 % with routing")
+
+
+def test_numbers_have_errors_and_no_accuracy(number_report) -> None:
+    (snapshot,) = number_report["snapshots"]
+    assert (snapshot["accuracy"], snapshot["tested"], number_report["confusion"]) == (None, 0, None)
+    example = snapshot["examples"][0]
+    assert example["scores"].tolist() == [6, -4, 6]
+    assert example["true"].tolist() == [6.5, -4, 6]
+    assert {"probabilities", "labels", "named", "transformed"}.isdisjoint(example)
+    assert len(example["trees"]) == 3
+    assert all("parts" in tree for tree in example["trees"])
+    assert [row[:2] for row in number_report["table"]][:2] == [("number", "RMSE"), ("door", "0.2887")]
+    assert [control["name"] for control in snapshot["controls"]][:1] == ["Dead capsules"]
+
+
 def test_the_agreement_of_maps_is_a_mean_of_rank_correlations() -> None:
     maps = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
     # Two exchanges of neighbors: 1 - 6 * 4 / (4 * 15).

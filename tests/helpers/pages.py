@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from networks import Network
 from torch import nn
 
-from torchcaps import create_model
+from torchcaps import CapsuleLinear, Capsules, DynamicRouting, Prediction, create_model
 from torchcaps.data import Digits
 from torchcaps.explain.page import Samples, image_samples, report, write_page
 from torchcaps.explain.words import Word
@@ -48,6 +49,52 @@ def text_report() -> dict[str, Any]:
     network = create_model("heinsen_sst", classes=2, layers=2, width=8, parts=4, features=4).eval()
     samples = Samples([(states, mask)], None, ["negative", "positive"], [TEXT], [places])
     return report(network, samples, "Routing over a text encoder", temperature=2.0)
+
+
+def several_or_numbers(target: Any) -> tuple[nn.Module, Samples]:
+    """A network whose capsules give three labels or numbers of images: the gray levels of three pixels. Of two samples
+    it gives exactly the true ones, of the last one it gives no label."""
+    torch.manual_seed(0)
+    images = torch.tensor([[1.0, 0, 1], [0, 1, 0], [0, 0, 0]])[:, :, None].expand(3, 3, 3)[:, None].contiguous()
+    layer = CapsuleLinear(9, 3, 1, 4, routing=DynamicRouting())
+
+    def forward(self: Any, images: torch.Tensor) -> Prediction:
+        poses = images.flatten(1)[:, :, None]
+        return Prediction(10 * images[:, 0, :, 0] - 4, self.layer(Capsules(poses[:, :, None])))
+
+    labels = torch.tensor([[1.0, 0, 1], [0, 1, 0], [0, 1, 0]])
+    if target == "numbers":
+        labels = torch.tensor([[6.5, -4, 6], [-4, 6, -4], [-4, -4, -1234.5]])
+    names = ["door", "window", "<chair>"]
+    samples = Samples(list(images.split(1)), labels, names, ["a", "b", "c"], dark=True, target=target)
+    return Network(forward, layer=layer).eval(), samples
+
+
+@pytest.fixture(scope="session")
+def of_labels() -> tuple[nn.Module, Samples]:
+    return several_or_numbers("labels")
+
+
+@pytest.fixture(scope="session")
+def label_report(of_labels) -> dict[str, Any]:
+    """A report on a network of several labels."""
+    return report(*of_labels, "Labels", thresholds=torch.tensor([0.5, 0.2, 0.7]))
+
+
+@pytest.fixture(scope="session")
+def number_report() -> dict[str, Any]:
+    """A report on a network of numbers."""
+    return report(*several_or_numbers("numbers"), "Numbers")
+
+
+@pytest.fixture(scope="session")
+def labels(label_report, tmp_path_factory):
+    return write_page(label_report, tmp_path_factory.mktemp("page") / "index.html")
+
+
+@pytest.fixture(scope="session")
+def numbers(number_report, tmp_path_factory):
+    return write_page(number_report, tmp_path_factory.mktemp("page") / "index.html")
 
 
 @pytest.fixture(scope="session")

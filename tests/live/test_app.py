@@ -2,6 +2,7 @@
 
 import gc
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from torchcaps.data import (
     SmallNORB,
     StereoToys,
 )
+from torchcaps.data.images import ImageSet
 from torchcaps.explain.page import samples_of
 from torchcaps.models import create_model
 
@@ -62,6 +64,33 @@ def test_a_network_without_capsules():
         "This network has no capsule layer, so there are no coefficients, shares or poses to look at."
     ]
     assert "maps" not in found["example"]
+
+
+def test_several_labels_and_numbers():
+    data = Digits()
+    data.target = "labels"
+    trained = run_of(create_model("capsnet_digits"), data)
+    trained = replace(trained, checkpoint=replace(trained.checkpoint, thresholds=(0.0,) * 5 + (1.0,) * 5))
+    trained.__dict__["_parts"] = (create_model("capsnet_digits").eval(), data)
+    noise = torch.rand(1, 1, 8, 8)
+    found = Looking(trained).answer(samples_of(noise, None, data.names, ["noise"], "labels"))
+    assert found["example"]["named"] == [0, 1, 2, 3, 4]
+    assert found["example"]["scores"] == pytest.approx(trained.probabilities(noise)[0].tolist(), rel=1e-4)
+    assert found["report"]["thresholds"] == [0.0] * 5 + [1.0] * 5
+    data.target = "numbers"
+    found = Looking(trained).answer(samples_of(noise, None, data.names, ["noise"], "numbers"))
+    assert found["example"]["scores"] == pytest.approx(trained.scores(noise)[0].tolist(), rel=1e-4)
+    assert found["report"]["scores"] == "numbers"
+
+
+def test_images_with_numbers_are_offered_by_their_places():
+    data = Digits()
+    data.target = "numbers"
+    data.setup("test")
+    data.test_set = ImageSet(data.test_set.images, torch.rand(len(data.test_set), 2))
+    found = images_of(data)
+    assert found.titles[:2] == ["test image 0", "test image 1"]
+    assert (len(found.titles), found.target, found.labels.shape) == (10, "numbers", (10, 2))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Gradio leaves event loops open

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from commands import call, error_of
+from pictures import draw_digits
 
 from torchcaps.data import DataError, LabeledData
 from torchcaps.recipes import load_recipe
@@ -29,7 +30,7 @@ pytest.importorskip("optuna")
 import optuna
 
 from torchcaps.search import study as studies
-from torchcaps.search.plan import Plan, read_plan
+from torchcaps.search.plan import Plan, check, read_plan
 from torchcaps.search.results import _write_recipe, best_of
 from torchcaps.search.study import EXPECTED_STORAGE, Reports
 
@@ -310,6 +311,19 @@ def test_encoded_images_of_ones_own_have_one_split(monkeypatch):
     monkeypatch.setattr("torchcaps.search.plan.Training", lambda values: seen.append(values.overrides))
     plan.training({})
     assert [x.tokens for x in seen[0]] == [(f"--data.images.split={split}",)]
+
+
+def test_numbers_have_no_accuracy_to_search_by(tmp_path):
+    draw_digits(tmp_path / "pictures", 0, 10)
+    files = [path.name for path in (tmp_path / "pictures").rglob("*.png")]
+    Path("t.csv").write_text("file,n\n" + "".join(f"{name},{i}\n" for i, name in enumerate(files)))
+    Path("mine.yaml").write_text(
+        "extends: own/numbers\n"
+        "search: {metric: val/accuracy, values: {model.optimizer.lr: {low: 0.001, high: 0.01}}}\n"
+        "data: {init_args: {folder: pictures, table: t.csv, numbers: [n]}}\n"
+    )
+    with pytest.raises(ValueError, match=r"'val/accuracy', which no validation logs; did you mean val/loss\?"):
+        check(a_plan())
 
 
 def test_the_best_recipe_of_a_linked_folder_extends_what_was_searched():

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor, nn
 
 from torchcaps.data import ImageData, TextData
-from torchcaps.evaluate.subject import DoesNotApply, Subject
+from torchcaps.evaluate.subject import DoesNotApply, Loss, Subject
 from torchcaps.training.build import Training
 from torchcaps.utils.checks import counted
 
@@ -56,9 +56,8 @@ def subject_of(
     else:
         held_out = data.samples("validate", _shuffled(data, "validate", seed)[:HELD_OUT])
     images, labels = data.samples("test", order[:count])
-    network, loss = training.model.network.eval(), training.model.loss
-    if data.target == "numbers":
-        loss = training.model.loss_of_numbers
+    network: nn.Module = training.model.network.eval()
+    loss: Loss = training.model.loss_of_numbers if data.target == "numbers" else training.model.loss
     return Subject(network, images, labels, held_out, loss, seed, progress, data, trained, data.target, thresholds)
 
 

@@ -443,7 +443,9 @@ class Classifier(LightningModule):
 
     def loss_of_numbers(self, predicted: Tensor, numbers: Tensor) -> Tensor:
         """Return the loss of predicted and true numbers `(batch, numbers)`, after both are standardized."""
-        return self.loss((predicted - self.mean) / self.deviation, (numbers - self.mean) / self.deviation)
+        mean: Any = self.mean
+        deviation: Any = self.deviation
+        return self.loss((predicted - mean) / deviation, (numbers - mean) / deviation)
 
     def _right(self, predicted: Tensor, labels: Tensor, mixed: bool) -> Tensor:
         """Return which samples count as correct, `(batch,)` bool."""
