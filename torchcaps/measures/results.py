@@ -35,9 +35,9 @@ class Mistakes(NamedTuple):
         header, rows: of each what it is, what it was taken for, and perhaps more.
     """
 
-    places: list[int]
+    places: Sequence[int]
     header: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
 
 class Results:
@@ -178,7 +178,7 @@ class LabelResults(Results):
         # The surest first: whose probability is farthest on the wrong side of its threshold.
         off = ((probabilities - self.thresholds).abs() * differs).amax(1)[wrong]
         places = wrong[off.argsort(descending=True, stable=True)].tolist()
-        rows: list[tuple[str, ...]] = [(self._named(labels[i] > 0), self._named(predicted[i])) for i in places]
+        rows = [(self._named(labels[i] > 0), self._named(predicted[i])) for i in places]
         return Mistakes(places, ("labels", "prediction"), rows)
 
     def _named(self, present: Tensor) -> str:
