@@ -13,6 +13,7 @@ is then tested without it.
 import argparse
 import statistics
 import time
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -85,7 +86,7 @@ def errors(task: str, name: str, seed: int, steps: int, validation: bool) -> Ten
     else:
         held_out = load(False)
     torch.manual_seed(seed)
-    head = make_head(name, targets.shape[1])
+    head: Any = make_head(name, targets.shape[1])
     head.standardize(targets)
     network = nn.Sequential(conv_features(1, WIDTH, [2, 2, 1], 3), head)
     deviation = targets.std(0, correction=0)

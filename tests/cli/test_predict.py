@@ -99,7 +99,7 @@ def a_table(folder, names, monkeypatch):
     for name in ("config.json", "model.safetensors"):
         Path(name).write_text(name)
     options = SimpleNamespace(out=Path("p.csv"), skip_bad=False, batch_size=2)
-    trained = SimpleNamespace(data=lambda: None, names=["a"], path=Path())
+    trained = SimpleNamespace(data=lambda: None, names=["a"], target="class", path=Path())
     return _Table(options, trained, [Sample(name, name) for name in names], 1, 1)
 
 

@@ -83,7 +83,7 @@ def test_a_table_without_a_header_line(bert, capfd):
     [
         ([], "data.file is missing: give --data.file FILE, a table (CSV, TSV or JSON lines) with a column of texts"),
         (["--data.file=none.csv"], "none.csv cannot be read: No such file or directory"),
-        (["--data.file=bad.csv"], "bad.csv line 3: the text is empty: complete such rows, or leave them out by"),
+        (["--data.file=bad.csv"], "bad.csv line 3: body is empty: mend such rows, or leave them out by"),
     ],
 )
 def test_bad_input(bert, capfd, given, said):

@@ -10,13 +10,13 @@ from torch import nn
 
 from torchcaps import create_model
 from torchcaps.data import Digits
-from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure
+from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure, numbers_figure
 from torchcaps.measures.calibration import best_temperature, calibrated_temperature, calibration_error
 from torchcaps.measures.labels import best_thresholds, of_each_label
+from torchcaps.measures.results import ClassResults, LabelResults, NumberResults, Predicted, _class_rows, accuracies
 from torchcaps.training import Classifier
 from torchcaps.training.curves import curves_of
 from torchcaps.training.report import Report
-from torchcaps.training.results import ClassResults, LabelResults, NumberResults, Predicted, _class_rows, accuracies
 
 
 def test_temperature_of_scores_that_are_too_sure():
@@ -155,12 +155,13 @@ def test_held_out_accuracy_counts_the_top_k(monkeypatch):
     assert report.about["metrics"] == pytest.approx({"val/accuracy": 0.75, "val/balanced_accuracy": 2.5 / 3})
 
 
-def test_a_network_may_have_more_classes_than_the_data(tmp_path: Path):
+def test_a_network_may_have_more_classes_than_the_data():
     data = Digits()
     data.setup("test")
     labels, probabilities = data.test_set.labels, torch.eye(12)[torch.full((len(data.test_set),), 11)]
-    ClassResults(data.names, Predicted(labels, probabilities), None).write(tmp_path, data)
-    assert "class 11" in (tmp_path / "mistakes.csv").read_text().splitlines()[1]
+    results = ClassResults(data.names, Predicted(labels, probabilities), None)
+    assert results.mistakes().rows[0][1] == "class 11"
+    assert results.confusion().shape == (10, 10)
 
 
 def test_figures_show_every_class_and_number():
@@ -193,7 +194,7 @@ def test_equal_probabilities_have_one_threshold():
     assert best_thresholds(torch.full((10, 1), 0.3), labels).tolist() == pytest.approx([0.15])  # all are predicted
 
 
-def test_results_of_several_labels(tmp_path: Path):
+def test_results_of_several_labels():
     labels = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]])
     probabilities = torch.tensor([[0.9, 0.2, 0], [0.2, 0.8, 0], [0.8, 0.4, 0], [0.6, 0.1, 0]])
     results = LabelResults(["a", "b", "never"], Predicted(labels, probabilities), None)
@@ -206,22 +207,21 @@ def test_results_of_several_labels(tmp_path: Path):
     assert results.facts == {}  # the run has none of a validation
     lower = LabelResults(["a", "b", "never"], Predicted(labels, probabilities), None, [0.7, 0.3, 0.5])
     assert lower.metrics["exact_match"] == 1
-    data = SimpleNamespace(keys=lambda stage: ["w", "x", "y", "z"])
-    results.write(tmp_path, data)
-    written = (tmp_path / "mistakes.csv").read_text().splitlines()
-    assert written == ["sample,labels,prediction", "z,no label,a", "y,a|b,a"] or written[1:] == [
-        "y,a|b,a",
-        "z,no label,a",
-    ]
+    places, header, rows = results.mistakes()
+    assert header == ("labels", "prediction")
+    assert dict(zip(places, rows, strict=True)) == {3: ("no label", "a"), 2: ("a|b", "a")}
 
 
-def test_results_of_numbers(tmp_path: Path):
+def test_results_of_numbers():
     numbers = torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]])
     predicted = torch.tensor([[0.0, 1.0], [2.0, 1.0], [1.0, 3.0]])
     results = NumberResults(["x", "y"], Predicted(numbers, predicted), Predicted(numbers, numbers))
     assert results.metrics == pytest.approx({"r2": 1 - 9 / 8, "rmse/x": 3**0.5, "rmse/y": (4 / 3) ** 0.5})
     assert results.rows == [("x", "1.732", "1", "-0.125", "3"), ("y", "1.155", "0.6667", "", "3")]
     assert results.held_out_metrics["rmse/x"] == 0
-    results.write(tmp_path, SimpleNamespace(keys=lambda stage: ["u", "v", "w"]))
-    assert (tmp_path / "numbers.png").stat().st_size
-    assert (tmp_path / "mistakes.csv").read_text().splitlines()[1] == 'w,"4, 1","1, 3"'
+    places, _, rows = results.mistakes()
+    assert places[0] == 2  # the largest error, in deviations
+    assert rows[0] == ("4, 1", "1, 3")
+    figure = numbers_figure(*results.tested, results.names)
+    assert [axis.get_title() for axis in figure.axes] == ["x", "y"]
+    assert not any(axis.axison for axis in numbers_figure(*[torch.rand(3, 5)] * 2, list("abcde")).axes[5:])

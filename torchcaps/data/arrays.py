@@ -40,7 +40,7 @@ def read_array(path: Path, layout: Layout, key: str | None = None, size: Sequenc
         DataError: the file cannot be read; or it does not hold real numbers in this layout, or too many of them.
     """
     with _opened(path, key) as (file, shape):
-        check_layout(path, shape, layout)
+        _check_layout(path, shape, layout)
         array: np.ndarray = npy.read_array(file, allow_pickle=False)
     if not -LARGEST <= float(array.min()) <= float(array.max()) <= LARGEST:  # NaN is neither
         raise unreadable(path, f"it has values that are NaN, infinite or beyond {LARGEST:g}", "replace them")
@@ -58,7 +58,7 @@ def read_shape(path: Path, layout: Layout | None, key: str | None = None) -> tup
     with _opened(path, key) as (_, shape):
         if layout is None:
             return shape
-        check_layout(path, shape, layout)
+        _check_layout(path, shape, layout)
     place = layout.find("C")
     return (1, *shape) if place < 0 else (shape[place], *shape[:place], *shape[place + 1 :])
 
@@ -68,7 +68,7 @@ def unreadable(path: Path, reason: str, advice: str) -> DataError:
     return DataError(f"{path} is not an array that can be read ({reason}): {advice}")
 
 
-def check_layout(path: Path, shape: Sequence[int], layout: Layout) -> None:
+def _check_layout(path: Path, shape: Sequence[int], layout: Layout) -> None:
     """Raise DataError if an array of a shape has not as many dimensions as a layout."""
     if len(shape) != len(layout):
         reason = f"its shape is {by(shape)}, and data.layout {layout} has {counted(len(layout), 'letter')}"

@@ -96,7 +96,7 @@ def numbers_figure(numbers: Tensor, predicted: Tensor, names: Sequence[str]) -> 
     lines = -(-len(names) // columns)
     figure = Figure(figsize=(3.2 * columns, 3.2 * lines + 0.4))
     axes = figure.subplots(lines, columns, squeeze=False).flat
-    for k, (axis, name) in enumerate(zip(axes, names, strict=False)):
+    for k, (name, axis) in enumerate(zip(names, axes, strict=False)):
         true, of_network = numbers[:, k].tolist(), predicted[:, k].tolist()
         axis.axline((numbers[0, k].item(),) * 2, slope=1, color="0.5", linewidth=1, linestyle=":")
         axis.scatter(true, of_network, s=8, alpha=0.5, linewidths=0)

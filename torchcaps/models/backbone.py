@@ -100,9 +100,8 @@ class Features(nn.Module):
                 f"the features of {name} are {tuple(features.shape)}, and its modules do not say where the channels "
                 "are: give dims=3 if they are (batch, channels, depth, height, width)"
             )
-        if dims is None:
-            dims = {2: 0, 4: 2, 5: 3}.get(rank, 1 if is_second and skip_tokens is None else 0)
-        self.dims: FeatureDims = dims
+        of_rank: dict[int, FeatureDims] = {2: 0, 3: 1 if is_second and skip_tokens is None else 0, 4: 2, 5: 3}
+        self.dims = dims = of_rank[rank] if dims is None else dims
         of_square = len(size) == 4 and size[2] == size[3]
         if rank == 4:
             a, b, c = features.shape[1:]

@@ -1,5 +1,7 @@
 """A small network of capsules for one's own signals, images and volumes. It is in no paper."""
 
+from typing import Any
+
 from torchcaps.models.backbone import capsules_of
 from torchcaps.models.cnn import FeatureClassifier, conv_features
 from torchcaps.models.registry import register_model
@@ -40,4 +42,5 @@ def capsule_cnn(
     strides = [2] * (depth - 1) + [1]
     features = conv_features(in_channels, width, strides, kernel_size or KERNEL_SIZES[dims], dims)
     end = capsules_of(width, classes, numbers, routing, types, pose, dims=dims)
-    return FeatureClassifier(features, end, (in_channels, *[None] * dims))
+    shape: Any = (in_channels, *[None] * dims)
+    return FeatureClassifier(features, end, shape)

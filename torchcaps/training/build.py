@@ -28,7 +28,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from torchcaps.data import ImageData, LabeledData
-from torchcaps.nn import CapsuleHead, RoutingPool2d
+from torchcaps.nn import CapsuleHead, CapsuleRegressor, RoutingPool2d
 from torchcaps.routing import Routing
 from torchcaps.training.checkpoints import (
     MONITORS_OF_NEWEST,
@@ -245,7 +245,7 @@ class Training:
         name += f" of {counted(arguments.depth, 'layer')}" if "depth" in arguments else ""
         routings: dict[str, None] = {}  # in order
         for module in network.modules():
-            if isinstance(module, CapsuleHead | RoutingPool2d):
+            if isinstance(module, CapsuleHead | CapsuleRegressor | RoutingPool2d):
                 routings[f"a {type(module).__name__}"] = None
             elif isinstance(module, Routing):
                 routings[type(module).__name__] = None

@@ -13,9 +13,12 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from torchcaps._version import __version__
+from torchcaps.data import ImageData
+from torchcaps.measures.results import ClassResults, LabelResults, NumberResults, Predicted, Results
 from torchcaps.training.curves import curves_of
-from torchcaps.training.results import ClassResults, LabelResults, NumberResults, Predicted, Results
-from torchcaps.utils.files import write_text_whole
+from torchcaps.utils.files import write_csv_whole, write_text_whole
+
+MISTAKES = 24  # in the figure
 
 
 class Report(Callback):
@@ -118,11 +121,26 @@ class Report(Callback):
         }
         if self.folder is None:
             return
-        from torchcaps.explain.results import curves_figure
-        from torchcaps.measures.axes import write
+        from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure, numbers_figure
+        from torchcaps.measures.axes import write  # slow to import, as figures are
 
-        folder = self.folder / "report"
-        self.results.write(folder, data)
+        folder, results = self.folder / "report", self.results
+        write_csv_whole(folder / f"{results.file}.csv", results.header, results.rows)
+        if isinstance(results, ClassResults):
+            counts = results.confusion()
+            table = [(name, *row) for name, row in zip(data.names, counts.tolist(), strict=True)]
+            write_csv_whole(folder / "confusion.csv", ("true \\ predicted", *data.names), table)
+            write(confusion_figure(counts, data.names), folder / "confusion.png")
+        if isinstance(results, NumberResults):
+            write(numbers_figure(*results.tested, data.names), folder / "numbers.png")
+        places, header, rows = results.mistakes()
+        keys = data.keys("test")
+        table = [(keys[i], *row) for i, row in zip(places, rows, strict=True)]
+        write_csv_whole(folder / "mistakes.csv", ("sample", *header), table)
+        if isinstance(data, ImageData) and data.test_set is not None and rows:
+            images = [data.center(data.test_set[i][0][None])[0] for i in places[:MISTAKES]]
+            titles = ["\ntaken for ".join(row[:2]) for row in rows[:MISTAKES]]
+            write(mistakes_figure(images, titles, results.title), folder / "mistakes.png")
         if curves := curves_of(self.folder):
             write(curves_figure(curves, self.about.get("epoch")), folder / "curves.png")
         write_text_whole(folder / "summary.json", json.dumps(self.about, indent=1, ensure_ascii=False) + "\n")

@@ -137,12 +137,13 @@ def flat(types=None) -> nn.Module:
 class Rearranged(nn.Module):
     """Layer that returns a map as capsules on a grid, with poses of any shape, wrapped or as a plain tensor."""
 
-    def __init__(self, types: int, pose: tuple[int, ...], wrap=lambda poses: poses):
+    def __init__(self, types: int, pose: tuple[int, ...], wraps: bool = False):
         super().__init__()
-        self.types, self.pose, self.wrap = types, pose, wrap
+        self.types, self.pose, self.wraps = types, pose, wraps
 
     def forward(self, x):
-        return self.wrap(x.unflatten(1, (self.types, -1)).movedim(2, -1).unflatten(-1, self.pose))
+        poses = x.unflatten(1, (self.types, -1)).movedim(2, -1).unflatten(-1, self.pose)
+        return Capsules(poses, pose_dims=len(self.pose)) if self.wraps else poses
 
 
 def halved() -> nn.Module:
@@ -191,7 +192,7 @@ def test_capsules_are_neighboring_channels():
     """Capsules become channels in their original order, whatever the pose."""
     x = images()
     for pose in ((4,), (2, 2)):
-        model = Net(halved(), Rearranged(3, pose, Capsules))
+        model = Net(halved(), Rearranged(3, pose, wraps=True))
         _, maps = attach(model, critic=False)._watch(x)
         (lower, none), (higher, types) = maps["lower"], maps["higher"]
         assert (none, types) == (None, 3)

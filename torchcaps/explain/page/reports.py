@@ -26,7 +26,7 @@ from torchcaps.explain.samples import BATCH, STATISTICS, Samples
 from torchcaps.explain.shares import shares_of
 from torchcaps.measures.accuracy import balanced_accuracy, is_right
 from torchcaps.measures.predicting import has_decoder, kind_of_scores, predict
-from torchcaps.training.results import LabelResults, NumberResults, Predicted, Results
+from torchcaps.measures.results import LabelResults, NumberResults, Predicted, Results
 from torchcaps.utils.arguments import FloatTensor, Positive, checked
 from torchcaps.utils.checks import counted, percent
 

@@ -191,7 +191,7 @@ def _as_map(output: Any, name: str) -> tuple[Tensor, int | None]:
     if isinstance(x, Tensor) and x.dim() in (2, 4):
         return (x if x.dim() == 4 else x[..., None, None]), None
     if isinstance(x, Tensor) and x.dim() in (5, 6):
-        x = Capsules(x)
+        x = Capsules(x, pose_dims=x.dim() - 4)  # on a grid
     if not isinstance(x, Capsules):
         got = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(output).__name__}"
         raise TypeError(

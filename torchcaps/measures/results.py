@@ -1,20 +1,18 @@
-"""What a test came to, of each kind of target: metrics, a table, facts that a checkpoint keeps, and files."""
+"""What a test came to, of each kind of target: metrics, a table, facts that a checkpoint keeps, and mistakes."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.data import ImageData, LabeledData
 from torchcaps.measures.accuracy import balanced_accuracy, is_among
 from torchcaps.measures.calibration import calibrated_temperature, calibration_error
 from torchcaps.measures.labels import DEFAULT, best_thresholds, exact_match, of_each_label
 from torchcaps.measures.numbers import of_each_number
-from torchcaps.utils.files import write_csv_whole
 
-MISTAKES = 24  # in the figure
+MOST = 1000  # samples with the largest errors in numbers
 
 
 class Predicted(NamedTuple):
@@ -27,6 +25,19 @@ class Predicted(NamedTuple):
 
     targets: Tensor
     values: Tensor
+
+
+class Mistakes(NamedTuple):
+    """Test samples that are taken for something else, the worst first.
+
+    Fields:
+        places: their places in the test.
+        header, rows: of each what it is, what it was taken for, and perhaps more.
+    """
+
+    places: list[int]
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
 
 
 class Results:
@@ -46,6 +57,7 @@ class Results:
     """
 
     header: tuple[str, ...]
+    file: str  # name of the table
     title = "Images that are taken for another class"  # of the figure of mistakes
 
     def __init__(self, names: Sequence[str], tested: Predicted, held_out: Predicted | None) -> None:
@@ -56,36 +68,15 @@ class Results:
         self.held_out_metrics: dict[str, float] = {}
         self.facts: dict[str, Any] = {}
 
-    def write(self, folder: Path, data: LabeledData) -> None:
-        """Write the files of the report."""
+    def mistakes(self) -> Mistakes:
+        """Return the samples of the test that the network takes for something else."""
         raise NotImplementedError
-
-    def _write_mistakes(
-        self, folder: Path, data: LabeledData, places: Sequence[int], header: Sequence[str], rows: Sequence[Any]
-    ) -> None:
-        """Write the table of test samples, and a figure of the first ones if they are pictures.
-
-        Args:
-            folder: the folder of the report.
-            data: the data.
-            places: places of the samples in the test.
-            header, rows: of each sample what it is, what it was taken for, and perhaps more.
-        """
-        keys = data.keys("test")
-        table = [(keys[i], *row) for i, row in zip(places, rows, strict=True)]
-        write_csv_whole(folder / "mistakes.csv", ("sample", *header), table)
-        if isinstance(data, ImageData) and data.test_set is not None and table:
-            from torchcaps.explain.results import mistakes_figure
-            from torchcaps.measures.axes import write
-
-            images = [data.center(data.test_set[i][0][None])[0] for i in places[:MISTAKES]]
-            titles = ["\ntaken for ".join(row[:2]) for row in rows[:MISTAKES]]
-            write(mistakes_figure(images, titles, self.title), folder / "mistakes.png")
 
 
 class ClassResults(Results):
     """Results of a test of classes; `top_k` is that of the :class:`torchcaps.training.Classifier`."""
 
+    file = "classes"
     header = ("class", "precision", "recall", "F1", "test samples")
 
     def __init__(self, names: Sequence[str], tested: Predicted, held_out: Predicted | None, top_k: int = 1) -> None:
@@ -116,25 +107,24 @@ class ClassResults(Results):
             f"{before:.4f} without"
         )
 
-    def write(self, folder: Path, data: LabeledData) -> None:
-        from sklearn.metrics import confusion_matrix  # slow to import, as figures are
+    def confusion(self) -> np.ndarray:
+        """Return how many samples of each class (row) were taken for each class (column)."""
+        from sklearn.metrics import confusion_matrix  # slow to import
 
-        from torchcaps.explain.results import confusion_figure
-        from torchcaps.measures.axes import write
+        counts: np.ndarray = confusion_matrix(
+            self.tested.targets, self.tested.values.argmax(1), labels=range(len(self.names))
+        )
+        return counts
 
+    def mistakes(self) -> Mistakes:
         labels, scores = self.tested
-        counts = confusion_matrix(labels, scores.argmax(1), labels=range(len(self.names)))
-        write_csv_whole(folder / "classes.csv", self.header, self.rows)
-        table = [(name, *row) for name, row in zip(self.names, counts.tolist(), strict=True)]
-        write_csv_whole(folder / "confusion.csv", ("true \\ predicted", *self.names), table)
-        write(confusion_figure(counts, self.names), folder / "confusion.png")
         sure, predicted = (scores / self.temperature).softmax(1).max(1)
-        places = (predicted != labels).nonzero().squeeze(1)
-        wrong = places[sure[places].argsort(descending=True, stable=True)].tolist()
+        wrong = (predicted != labels).nonzero().squeeze(1)
+        places = wrong[sure[wrong].argsort(descending=True, stable=True)].tolist()
         names = [*self.names]
         names += [f"class {label}" for label in range(len(names), scores.shape[1])]  # of the network alone
-        rows = [(names[int(labels[i])], names[int(predicted[i])], f"{float(sure[i]):.4f}") for i in wrong]
-        self._write_mistakes(folder, data, wrong, ("class", "prediction", "probability"), rows)
+        rows = [(names[int(labels[i])], names[int(predicted[i])], f"{float(sure[i]):.4f}") for i in places]
+        return Mistakes(places, ("class", "prediction", "probability"), rows)
 
 
 class LabelResults(Results):
@@ -144,6 +134,7 @@ class LabelResults(Results):
     validation samples, or 0.5.
     """
 
+    file = "labels"
     header = ("label", "precision", "recall", "F1", "average precision", "threshold", "test samples")
     title = "Images that are taken for others"
 
@@ -179,16 +170,16 @@ class LabelResults(Results):
             metrics["average_precision"] = sum(x.average_precision for x in measures) / len(measures)
         return metrics
 
-    def write(self, folder: Path, data: LabeledData) -> None:
+    def mistakes(self) -> Mistakes:
         labels, probabilities = self.tested
-        write_csv_whole(folder / "labels.csv", self.header, self.rows)
         predicted = probabilities > self.thresholds
-        wrong = (predicted != (labels > 0)).any(1).nonzero().squeeze(1)
-        # The surest mistake first: the one whose probability is farthest on the wrong side of its threshold.
-        off = ((probabilities - self.thresholds).abs() * (predicted != (labels > 0))).amax(1)[wrong]
+        differs = predicted != (labels > 0)
+        wrong = differs.any(1).nonzero().squeeze(1)
+        # The surest first: whose probability is farthest on the wrong side of its threshold.
+        off = ((probabilities - self.thresholds).abs() * differs).amax(1)[wrong]
         places = wrong[off.argsort(descending=True, stable=True)].tolist()
-        rows = [(self._named(labels[i] > 0), self._named(predicted[i])) for i in places]
-        self._write_mistakes(folder, data, places, ("labels", "prediction"), rows)
+        rows: list[tuple[str, ...]] = [(self._named(labels[i] > 0), self._named(predicted[i])) for i in places]
+        return Mistakes(places, ("labels", "prediction"), rows)
 
     def _named(self, present: Tensor) -> str:
         return "|".join(self.names[k] for k in present.nonzero().squeeze(1).tolist()) or "no label"
@@ -197,6 +188,7 @@ class LabelResults(Results):
 class NumberResults(Results):
     """Results of a test of numbers."""
 
+    file = "numbers"
     header = ("number", "RMSE", "mean absolute error", "R2", "test samples")
     title = "Images with the largest errors"
 
@@ -214,17 +206,11 @@ class NumberResults(Results):
         metrics = {"r2": sum(known) / len(known)} if known else {}
         return metrics | {f"rmse/{name}": x.rmse for name, x in zip(self.names, measures, strict=True)}
 
-    def write(self, folder: Path, data: LabeledData) -> None:
-        from torchcaps.explain.results import numbers_figure
-        from torchcaps.measures.axes import write
-
+    def mistakes(self) -> Mistakes:
         numbers, predicted = self.tested
-        write_csv_whole(folder / "numbers.csv", self.header, self.rows)
-        write(numbers_figure(numbers, predicted, self.names), folder / "numbers.png")
-        errors = (predicted - numbers) / numbers.std(0).clamp_min(1e-12)
-        places = errors.abs().amax(1).argsort(descending=True, stable=True)[: max(MISTAKES, len(numbers) // 10)]
-        rows = [(_shown(numbers[i]), _shown(predicted[i])) for i in places.tolist()]
-        self._write_mistakes(folder, data, places.tolist(), ("numbers", "prediction"), rows)
+        errors = (predicted - numbers) / numbers.std(0, correction=0).clamp_min(1e-12)
+        places = errors.abs().amax(1).argsort(descending=True, stable=True)[:MOST].tolist()
+        return Mistakes(places, ("numbers", "prediction"), [(_shown(numbers[i]), _shown(predicted[i])) for i in places])
 
 
 def _shown(numbers: Tensor) -> str:
