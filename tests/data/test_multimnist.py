@@ -238,3 +238,7 @@ def test_digits_on_their_own_fit_no_other_images() -> None:
     images, labels = next(iter(data.test_dataloader()))
     assert data.crops(images).shape == (3, 10, 1, 36, 36)
     assert labels.shape == (3, 10)
+
+
+def test_only_diverse_images_have_any_number_of_labels():
+    assert (MultiMNIST.target, DiverseMultiMNIST.target) == ("class", "labels")  # of the others, two are asked for

@@ -112,7 +112,7 @@ def test_several_labels_and_numbers_are_said(browser, labels, numbers):
     assert page.texts(".scores .value") == ["99.8\u00a0%", "1.8\u00a0%", "99.8\u00a0%"]
     page.run("document.querySelectorAll('.thumb')[2].click()")
     page.wait("document.querySelector('.verdict').textContent.includes('no label')")
-    assert page.texts(".verdict")[0] == "The network says no label, which is wrong: it has \u201cwindow\u201d."
+    assert page.texts(".verdict")[0] == "The network says no label, which is wrong: it has \u201cdoor\u201d."
     page = browser.open(numbers)
     said = "x door 6 (true: 6.5), window \u22124 (true: \u22124) and <chair> 6 (true: 6).".removeprefix("x ")
     assert page.texts(".verdict")[0] == f"The network says {said}"

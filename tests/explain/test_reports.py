@@ -90,7 +90,7 @@ def test_several_labels_are_judged_by_their_thresholds(label_report, of_labels) 
     (snapshot,) = label_report["snapshots"]
     assert snapshot["accuracy"] == pytest.approx(2 / 3)
     assert [example["named"] for example in snapshot["examples"]] == [[0, 2], [1], []]
-    assert [example["labels"] for example in snapshot["examples"]] == [[0, 2], [1], [1]]
+    assert [example["labels"] for example in snapshot["examples"]] == [[0, 2], [1], [0]]
     assert snapshot["examples"][0]["scores"].tolist() == pytest.approx(torch.tensor([6.0, -4, 6]).sigmoid().tolist())
     assert "probabilities" not in snapshot["examples"][0]
     moved = snapshot["examples"][0]["transformed"][2]

@@ -62,7 +62,7 @@ def several_or_numbers(target: Any) -> tuple[nn.Module, Samples]:
         poses = images.flatten(1)[:, :, None]
         return Prediction(10 * images[:, 0, :, 0] - 4, self.layer(Capsules(poses[:, :, None])))
 
-    labels = torch.tensor([[1.0, 0, 1], [0, 1, 0], [0, 1, 0]])
+    labels = torch.tensor([[1.0, 0, 1], [0, 1, 0], [1, 0, 0]])
     if target == "numbers":
         labels = torch.tensor([[6.5, -4, 6], [-4, 6, -4], [-4, -4, -1234.5]])
     names = ["door", "window", "<chair>"]
