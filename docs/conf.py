@@ -142,6 +142,23 @@ def hide_private_bases(app, name, obj, options, bases):
     bases[:] = [public for base in bases for public in (base.__bases__ if base.__name__.startswith("_") else [base])]
 
 
+def name_the_column_of_each_cell(app, pagename, templatename, context, doctree):
+    """Write into each cell of a table what its column is called: on a phone, rows stand as cards (`site.css`)."""
+
+    def with_names(table: re.Match) -> str:
+        heads = re.findall(r"<th[^>]*>(.*?)</th>", table[0], re.DOTALL)
+        names = [re.sub(r"<[^>]*>", "", head).replace('"', "&quot;") for head in heads]
+
+        def with_name(row: re.Match) -> str:
+            places = iter(names)
+            return re.sub("<td", lambda _: f'<td data-column="{next(places, "")}"', row[0])
+
+        return re.sub(r"<tr.*?</tr>", with_name, table[0], flags=re.DOTALL)
+
+    body = context.get("body", "")
+    context["body"] = re.sub(r'<table class="docutils.*?</table>', with_names, body, flags=re.DOTALL)
+
+
 def setup(app):
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("source-read", resolve_links_out_of_the_folder)
@@ -150,3 +167,4 @@ def setup(app):
     app.connect("autodoc-process-docstring", write_as_restructured_text, priority=400)  # before Napoleon
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("missing-reference", link_to_the_page_that_has_a_name)
+    app.connect("html-page-context", name_the_column_of_each_cell)

@@ -125,7 +125,7 @@ def test_every_page_has_one_place_in_the_table_of_contents():
     for page in DOCS.glob("**/*.md"):
         for block in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             names = [line for line in block.splitlines() if line and not line.startswith(":")]
-            places += [(page.parent / name).relative_to(DOCS).as_posix() for name in names]
+            places += [(page.parent / name).resolve().relative_to(DOCS).as_posix() for name in names]
     files = [*DOCS.glob("**/*.md"), *DOCS.glob("**/*.ipynb")]
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in files} - {"index"}
     assert sorted(places) == sorted(pages | {"api/index"})
