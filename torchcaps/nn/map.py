@@ -23,11 +23,11 @@ from torchcaps.nn.inputs import SIDES, Padding, Size, as_capsules, size_of_sides
 from torchcaps.nn.layer import CapsuleLayer, gatherable
 from torchcaps.nn.pose import show_size
 from torchcaps.nn.primary import Dims
-from torchcaps.ops import Backend, StoredVotes, WeightedVotes, choose_backend, gates_of
+from torchcaps.ops import Agreement, Backend, PoseLogits, Softmax, StoredVotes, WeightedVotes, choose_backend, gates_of
 from torchcaps.ops.children import ON_DEVICE
 from torchcaps.routing import Iteration, LayerShape, Routing
 from torchcaps.utils.arguments import Count, Device, FloatType, checked
-from torchcaps.utils.private import has_plain_values, is_batched
+from torchcaps.utils.private import has_plain_values, is_batched, is_traced
 
 BLOCK = 2**20  # entries of the votes that are made at a time on a CPU: with their gradients they fit its cache
 CONVOLUTIONS: dict[bool, dict[int, Any]] = {
@@ -41,7 +41,12 @@ class MapVotes(StoredVotes):
 
     Args:
         votes: `(batch, types, *sides, parents, features)`.
+
+    Attributes:
+        held: tensor to which sums add the gradient of the votes, or None.
     """
+
+    held: Tensor | None = None
 
     def __init__(self, votes: Tensor):
         self.positions = votes.shape[:1] + votes.shape[2:-2]  # batch, *sides
@@ -53,15 +58,74 @@ class MapVotes(StoredVotes):
     def _shaped(self, x: Tensor, pose: tuple[int, ...]) -> Tensor:
         return super()._shaped(x, pose).unflatten(0, self.positions).movedim(len(self.positions), 1)
 
-    # With few children and many positions an einsum of PyTorch, a product of small matrices, takes ten times as long.
+    def logits(self, agreement: Agreement | None) -> Tensor:
+        if isinstance(agreement, PoseLogits):
+            raise ValueError(
+                "this routing computes logits from the poses of the children, and a child of a CapsuleMap has a window "
+                "of them: use a routing by votes, such as DynamicRouting"
+            )
+        return super().logits(agreement)
+
+    def coefficients(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
+        if softmax == "parents" and not leaky:  # PyTorch's softmax of rows that are short is slow
+            return self.logits(agreement).movedim(-1, 0).softmax(0).movedim(0, -1)
+        return super().coefficients(agreement, softmax, leaky)
+
+    def _over_children(self, weights: Tensor, votes: Tensor) -> Tensor:
+        if is_traced():
+            return (weights.unsqueeze(-1) * votes).sum(1)
+        return _OverChildren.apply(weights, votes, self.held if votes is self.votes else None)
+
+    def _over_features(self, votes: Tensor, query: Tensor) -> Tensor:
+        if is_traced():
+            return (votes * query.unsqueeze(1)).sum(-1)
+        return _OverFeatures.apply(votes, query, self.held if votes is self.votes else None)
+
+
+class _OverChildren(torch.autograd.Function):
+    """Sums over few children at many positions, child by child: an einsum, which is a product of small matrices, takes
+    ten times as long, and a product of all votes does not fit a cache. `held` takes the gradient of the votes, if there
+    is one; autograd would make a tensor for each sum and add them."""
 
     @staticmethod
-    def _over_children(weights: Tensor, votes: Tensor) -> Tensor:
-        return (weights.unsqueeze(-1) * votes).sum(1)
+    def forward(ctx: Any, weights: Tensor, votes: Tensor, held: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weights, votes)
+        ctx.held = held
+        total = votes[:, 0] * weights[:, 0].unsqueeze(-1)
+        for i in range(1, votes.shape[1]):
+            total.addcmul_(votes[:, i], weights[:, i].unsqueeze(-1))
+        return total
 
     @staticmethod
-    def _over_features(votes: Tensor, query: Tensor) -> Tensor:
-        return (votes * query.unsqueeze(1)).sum(-1)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weights, votes = ctx.saved_tensors
+        grad_weights = _OverFeatures.apply(votes, grad, None) if ctx.needs_input_grad[0] else None
+        return grad_weights, _outer(weights, grad, ctx), None
+
+
+class _OverFeatures(torch.autograd.Function):
+    """Sums over the features, child by child, see `_OverChildren`."""
+
+    @staticmethod
+    def forward(ctx: Any, votes: Tensor, query: Tensor, held: Tensor | None) -> Tensor:
+        ctx.save_for_backward(votes, query)
+        ctx.held = held
+        return torch.stack([(votes[:, i] * query).sum(-1) for i in range(votes.shape[1])], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        votes, query = ctx.saved_tensors
+        grad_query = _OverChildren.apply(grad, votes, None) if ctx.needs_input_grad[1] else None
+        return _outer(grad, query, ctx), grad_query, None
+
+
+def _outer(weights: Tensor, query: Tensor, ctx: Any) -> Tensor | None:
+    """Return the gradient of the votes, weights of children times what all children share, or add it where it is
+    held."""
+    if ctx.held is None:
+        return weights.unsqueeze(-1) * query.unsqueeze(1)
+    ctx.held.addcmul_(weights.unsqueeze(-1), query.unsqueeze(1))
+    return None
 
 
 class Block(NamedTuple):
@@ -192,8 +256,8 @@ class CapsuleMap(CapsuleLayer):
 
     def _all_votes(self, poses: Tensor) -> MapVotes:
         padded, rows = self._padded(poses), slice(0, self._sides_out(tuple(poses.shape[2:-1]))[0])
-        seen = self._seen(rows, padded.shape[2])
-        return self._votes(padded[:, :, seen], self.weight, rows, seen)
+        block = Block(slice(len(poses)), rows, self._seen(rows, padded.shape[2]))
+        return self._votes(padded[:, :, block.seen], self.weight, block)
 
     # ------------------------------------------------------------ the convolution
 
@@ -246,14 +310,15 @@ class CapsuleMap(CapsuleLayer):
         first = max(0, -((kernel - 1 - rows.start - before) // stride))
         return slice(first, min(padded, (rows.stop - 1 + before) // stride + 1))
 
-    def _votes(self, poses: Tensor, weight: Tensor, rows: slice, seen: slice) -> MapVotes:
-        """Return the votes for some rows of parents from the rows of a padded map that they see."""
+    def _votes(self, poses: Tensor, weight: Tensor, block: Block) -> MapVotes:
+        """Return the votes of a block from the poses that it sees."""
         x = poses.flatten(0, 1).movedim(-1, 1)
         votes = CONVOLUTIONS[self.transposed][self.dims](x, weight, stride=self.stride)
         votes = votes.unflatten(0, poses.shape[:2]).movedim(2, -1).unflatten(-1, (self.out_capsules, self.out_pose))
         if self.transposed:
             margins = self._margins(poses.shape[2:-1])
-            first = rows.start + margins[0][0] - seen.start * self.stride[0]
+            rows = block.rows
+            first = rows.start + margins[0][0] - block.seen.start * self.stride[0]
             others = zip(votes.shape[3:-2], margins[1:], strict=True)
             columns = (slice(before, side - after) for side, (before, after) in others)
             votes = votes[(slice(None), slice(None), slice(first, first + rows.stop - rows.start), *columns)]
@@ -266,6 +331,8 @@ class CapsuleMap(CapsuleLayer):
         routing = self.routing
         if routing.is_watched or routing.is_uniform or getattr(routing, "start", None) == "random":
             return True
+        if routing.training and any(hasattr(module, "running_mean") for module in routing.modules()):
+            return True  # batch normalization, of all positions together
         if torch.compiler.is_compiling() or choose_backend(self.backend, poses.device) == "reference":
             return True
         is_replica = getattr(self, "_is_replica", False)  # of nn.DataParallel: its routing names no parameters
@@ -290,23 +357,19 @@ class CapsuleMap(CapsuleLayer):
         blocks, padded = self._blocks(poses), self._padded(poses)
         routing = copy.copy(self.routing)  # with the options that it has now, and not watched
         values = dict(routing.named_parameters())
-        run = partial(self._route_block, routing, tuple(values))
-        results = _Blocks.apply(run, blocks, padded, self.weight, *values.values())
+
+        def route(votes: MapVotes, *given: Tensor) -> Capsules:
+            parents: Capsules = functional_call(routing, dict(zip(values, given, strict=True)), (votes,))
+            return parents
+
+        results = _Blocks.apply(self._votes, route, blocks, padded, self.weight, *values.values())
         parents = Capsules(*results, pose_dims=None if self.dims == 2 else 1)
         if self.routing.is_watched:  # by the look at a first pass, which needs no more than some votes
-            samples, rows, seen = blocks[len(blocks) // 2]
+            block = blocks[len(blocks) // 2]
             with torch.no_grad():
-                votes = self._votes(padded[samples, :, seen], self.weight, rows, seen)
+                votes = self._votes(padded[block.samples, :, block.seen], self.weight, block)
             weighted = WeightedVotes(votes, None, routing.softmax, routing.leaky)
             self.routing.show(Iteration(weighted, parents, routing.steps - 1))
-        return parents
-
-    def _route_block(
-        self, routing: Routing, names: tuple[str, ...], block: Block, poses: Tensor, weight: Tensor, *values: Tensor
-    ) -> Capsules:
-        """Return the parents of a block from the poses that it sees, and from values of the routing's parameters."""
-        votes = self._votes(poses, weight, block.rows, block.seen)
-        parents: Capsules = functional_call(routing, dict(zip(names, values, strict=True)), (votes,))
         return parents
 
     def extra_repr(self) -> str:
@@ -320,24 +383,35 @@ class CapsuleMap(CapsuleLayer):
 
 
 class _Blocks(torch.autograd.Function):
-    """Runs a layer block by block, and again for the gradients, so that nothing of the votes' size is kept."""
+    """Routes block by block, and again for the gradients, so that nothing of the votes' size is kept.
+
+    Its inputs are a function from poses, weight and a block to votes, one from votes and the parameters of the routing
+    to parents, the blocks, the padded poses, the weight and these parameters.
+    """
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Capsules], blocks: list[Block], *inputs: Tensor) -> tuple[Any, ...]:
-        ctx.run, ctx.blocks = run, blocks
-        ctx.save_for_backward(*inputs)
+    def forward(
+        ctx: Any,
+        vote: Callable[..., MapVotes],
+        route: Callable[..., Capsules],
+        blocks: list[Block],
+        poses: Tensor,
+        weight: Tensor,
+        *values: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        ctx.vote, ctx.route, ctx.blocks = vote, route, blocks
+        ctx.save_for_backward(poses, weight, *values)
         ctx.set_materialize_grads(False)
-        ctx.context = _autocast_as_now(inputs[0].device.type)
+        ctx.autocast = _autocast_of_now(poses.device.type)
         results: list[Tensor | None] = []
         for block in blocks:
-            samples, rows, seen = block
-            parts = run(block, inputs[0][samples, :, seen], *inputs[1:])[:3]
+            parts = route(vote(poses[block.samples, :, block.seen], weight, block), *values)[:3]
             if not results:
-                size = inputs[0].shape[0], blocks[-1].rows.stop
-                results = [x if x is None else x.new_empty(size[0], x.shape[1], size[1], *x.shape[3:]) for x in parts]
+                batch, rows = len(poses), blocks[-1].rows.stop
+                results = [x if x is None else x.new_empty(batch, x.shape[1], rows, *x.shape[3:]) for x in parts]
             for result, part in zip(results, parts, strict=True):
                 if result is not None:
-                    result[samples, :, rows] = part
+                    result[block.samples, :, block.rows] = part
         return tuple(results)
 
     @staticmethod
@@ -345,32 +419,41 @@ class _Blocks(torch.autograd.Function):
         if torch.is_grad_enabled() or any(grad is not None and is_batched(grad) for grad in grads):
             what = "second derivatives (create_graph=True)" if torch.is_grad_enabled() else "batched gradients"
             raise RuntimeError(f"a CapsuleMap that stores no votes has no {what}: use backend='reference'")
-        needed = ctx.needs_input_grad[2:]
-        inputs = [x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needed, strict=True)]
-        totals = [torch.zeros_like(x) if x.requires_grad else None for x in inputs]
+        needed = ctx.needs_input_grad[3:]
+        poses, *others = (x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needed, strict=True))
+        totals = [torch.zeros_like(x) if x.requires_grad else None for x in (poses, *others)]
         for block in ctx.blocks:
-            samples, rows, seen = block
-            leaves = [inputs[0].detach()[samples, :, seen].requires_grad_(needed[0]), *inputs[1:]]
-            with torch.enable_grad(), ctx.context():
-                parts = ctx.run(block, *leaves)[:3]
+            seen = poses.detach()[block.samples, :, block.seen].requires_grad_(poses.requires_grad)
+            with torch.enable_grad(), ctx.autocast():
+                made = ctx.vote(seen, others[0], block)
+                votes = made.detach()
+                votes.votes.requires_grad_()
+                votes.held = torch.zeros_like(votes.votes)
+                parts = ctx.route(votes, *others[1:])[:3]
+            places = totals if totals[0] is None else [totals[0][block.samples, :, block.seen], *totals[1:]]
             pairs = [
-                (x, grad[samples, :, rows])
+                (x, grad[block.samples, :, block.rows])
                 for x, grad in zip(parts, grads, strict=True)
-                if x is not None and grad is not None and x.requires_grad
+                if x is not None and grad is not None
             ]
-            if not pairs:
-                break
-            places = [None if x is None else x[samples, :, seen] if x is totals[0] else x for x in totals]
-            own = torch.autograd.grad(
-                [x for x, _ in pairs], [x for x in leaves if x.requires_grad], [x for _, x in pairs], allow_unused=True
-            )
-            for place, grad in zip([x for x in places if x is not None], own, strict=True):
-                if grad is not None:
-                    place.add_(grad)
-        return None, None, *totals
+            _add_gradients(pairs, [votes.votes, *others[1:]], [votes.held, *places[2:]])
+            _add_gradients([(made.votes, votes.held)], [seen, others[0]], places[:2])
+        return None, None, None, *totals
 
 
-def _autocast_as_now(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def _add_gradients(pairs: list[tuple[Tensor, Tensor]], of: list[Tensor], to: list[Tensor | None]) -> None:
+    """Add gradients to the tensors for them, from pairs of a result and its gradient."""
+    pairs = [(x, grad) for x, grad in pairs if x.requires_grad]
+    wanted = [(x, total) for x, total in zip(of, to, strict=True) if x.requires_grad and total is not None]
+    if pairs and wanted:
+        results, grads = zip(*pairs, strict=True)
+        own = torch.autograd.grad(results, [x for x, _ in wanted], grads, allow_unused=True)
+        for (_, total), grad in zip(wanted, own, strict=True):
+            if grad is not None:
+                total.add_(grad)
+
+
+def _autocast_of_now(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """Return what makes a context with the autocast of now, for the backward pass."""
     if not torch.amp.is_autocast_available(device):
         return contextlib.nullcontext

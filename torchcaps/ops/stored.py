@@ -84,13 +84,11 @@ class StoredVotes(Votes):
     def _sum(self, weights: Tensor) -> Tensor:
         return self._over_children(self.times_gates(weights), self.votes)
 
-    @staticmethod
-    def _over_children(weights: Tensor, votes: Tensor) -> Tensor:
+    def _over_children(self, weights: Tensor, votes: Tensor) -> Tensor:
         """Return the sums over the children of votes times weights `(batch, children, parents)`."""
         return contract("bij,bijk->bjk", weights, votes)
 
-    @staticmethod
-    def _over_features(votes: Tensor, query: Tensor) -> Tensor:
+    def _over_features(self, votes: Tensor, query: Tensor) -> Tensor:
         """Return the sums over the features of votes times a query `(batch, parents, features)`."""
         return contract("bijk,bjk->bij", votes, query)
 
