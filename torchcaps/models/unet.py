@@ -39,7 +39,8 @@ class UNet(nn.Module):
     def forward(self, images: Tensor) -> Segmentation:
         check_images(images, (self.in_channels, None, None), self.scores.weight)
         height, width = images.shape[2:]
-        x, maps = padded_to(8, images), []
+        x = padded_to(8, images)
+        maps: list[Tensor] = []
         for block in self.down:
             x = block(nn.functional.max_pool2d(x, 2) if maps else x)
             maps.append(x)

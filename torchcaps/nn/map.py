@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -74,58 +74,42 @@ class MapVotes(StoredVotes):
     def _over_children(self, weights: Tensor, votes: Tensor) -> Tensor:
         if is_traced():
             return (weights.unsqueeze(-1) * votes).sum(1)
-        return _OverChildren.apply(weights, votes, self.held if votes is self.votes else None)
+        return cast(Tensor, _Sum.apply(votes, weights, True, self.held if votes is self.votes else None))
 
     def _over_features(self, votes: Tensor, query: Tensor) -> Tensor:
         if is_traced():
             return (votes * query.unsqueeze(1)).sum(-1)
-        return _OverFeatures.apply(votes, query, self.held if votes is self.votes else None)
+        return cast(Tensor, _Sum.apply(votes, query, False, self.held if votes is self.votes else None))
 
 
-class _OverChildren(torch.autograd.Function):
-    """Sums over few children at many positions, child by child: an einsum, which is a product of small matrices, takes
-    ten times as long, and a product of all votes does not fit a cache. `held` takes the gradient of the votes, if there
-    is one; autograd would make a tensor for each sum and add them."""
+class _Sum(torch.autograd.Function):
+    """Sums of votes over the children, times weights `(positions, children, parents)`, or over the features, times a
+    query `(positions, parents, features)`. With few children and many positions, an einsum, a product of small
+    matrices, takes ten times as long, and a product of all votes does not fit a cache: it goes child by child.
+
+    `held` takes the gradient of the votes, if there is one. Autograd would make one for each sum, and add them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, votes: Tensor, held: Tensor | None) -> Tensor:
-        ctx.save_for_backward(weights, votes)
-        ctx.held = held
-        total = votes[:, 0] * weights[:, 0].unsqueeze(-1)
+    def forward(ctx: Any, votes: Tensor, other: Tensor, over_children: bool, held: Tensor | None) -> Tensor:
+        ctx.save_for_backward(votes, other)
+        ctx.over_children, ctx.held = over_children, held
+        if not over_children:
+            return torch.stack([(votes[:, i] * other).sum(-1) for i in range(votes.shape[1])], dim=1)
+        total = votes[:, 0] * other[:, 0].unsqueeze(-1)
         for i in range(1, votes.shape[1]):
-            total.addcmul_(votes[:, i], weights[:, i].unsqueeze(-1))
+            total.addcmul_(votes[:, i], other[:, i].unsqueeze(-1))
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weights, votes = ctx.saved_tensors
-        grad_weights = _OverFeatures.apply(votes, grad, None) if ctx.needs_input_grad[0] else None
-        return grad_weights, _outer(weights, grad, ctx), None
-
-
-class _OverFeatures(torch.autograd.Function):
-    """Sums over the features, child by child, see `_OverChildren`."""
-
-    @staticmethod
-    def forward(ctx: Any, votes: Tensor, query: Tensor, held: Tensor | None) -> Tensor:
-        ctx.save_for_backward(votes, query)
-        ctx.held = held
-        return torch.stack([(votes[:, i] * query).sum(-1) for i in range(votes.shape[1])], dim=1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        votes, query = ctx.saved_tensors
-        grad_query = _OverChildren.apply(grad, votes, None) if ctx.needs_input_grad[1] else None
-        return _outer(grad, query, ctx), grad_query, None
-
-
-def _outer(weights: Tensor, query: Tensor, ctx: Any) -> Tensor | None:
-    """Return the gradient of the votes, weights of children times what all children share, or add it where it is
-    held."""
-    if ctx.held is None:
-        return weights.unsqueeze(-1) * query.unsqueeze(1)
-    ctx.held.addcmul_(weights.unsqueeze(-1), query.unsqueeze(1))
-    return None
+        votes, other = ctx.saved_tensors
+        weights, query = (other, grad) if ctx.over_children else (grad, other)
+        grad_other = _Sum.apply(votes, grad, not ctx.over_children, None) if ctx.needs_input_grad[1] else None
+        if ctx.held is None:
+            return weights.unsqueeze(-1) * query.unsqueeze(1), grad_other, None, None
+        ctx.held.addcmul_(weights.unsqueeze(-1), query.unsqueeze(1))
+        return None, grad_other, None, None
 
 
 class Block(NamedTuple):
@@ -316,12 +300,11 @@ class CapsuleMap(CapsuleLayer):
         votes = CONVOLUTIONS[self.transposed][self.dims](x, weight, stride=self.stride)
         votes = votes.unflatten(0, poses.shape[:2]).movedim(2, -1).unflatten(-1, (self.out_capsules, self.out_pose))
         if self.transposed:
-            margins = self._margins(poses.shape[2:-1])
-            rows = block.rows
-            first = rows.start + margins[0][0] - block.seen.start * self.stride[0]
-            others = zip(votes.shape[3:-2], margins[1:], strict=True)
-            columns = (slice(before, side - after) for side, (before, after) in others)
-            votes = votes[(slice(None), slice(None), slice(first, first + rows.stop - rows.start), *columns)]
+            (before, _), *margins = self._margins(poses.shape[2:-1])
+            first = block.rows.start + before - block.seen.start * self.stride[0]
+            kept = [slice(first, first + block.rows.stop - block.rows.start)]
+            kept += [slice(x, side - y) for side, (x, y) in zip(votes.shape[3:-2], margins, strict=True)]
+            votes = votes[(slice(None), slice(None), *kept)]
         return MapVotes(votes)
 
     # ------------------------------------------------------------ blocks of rows
@@ -363,7 +346,7 @@ class CapsuleMap(CapsuleLayer):
             return parents
 
         results = _Blocks.apply(self._votes, route, blocks, padded, self.weight, *values.values())
-        parents = Capsules(*results, pose_dims=None if self.dims == 2 else 1)
+        parents = Capsules(results[0], results[1], results[2], pose_dims=None if self.dims == 2 else 1)
         if self.routing.is_watched:  # by the look at a first pass, which needs no more than some votes
             block = blocks[len(blocks) // 2]
             with torch.no_grad():
@@ -373,8 +356,8 @@ class CapsuleMap(CapsuleLayer):
         return parents
 
     def extra_repr(self) -> str:
-        options = [("stride", self.stride, (1,) * self.dims), ("padding", self.padding, (0,) * self.dims)]
-        options += [("transposed", self.transposed, False), ("dims", self.dims, 2), ("backend", self.backend, "auto")]
+        defaults = {"stride": (1,) * self.dims, "padding": (0,) * self.dims, "transposed": False, "dims": 2}
+        options = [(name, getattr(self, name), x) for name, x in (defaults | {"backend": "auto"}).items()]
         shown = [f", {name}={show_size(value)!r}" for name, value, default in options if value != default]
         return (
             f"{self.in_capsules}, {self.out_capsules}, in_pose={self.in_pose}, out_pose={self.out_pose}, "
@@ -390,27 +373,19 @@ class _Blocks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        vote: Callable[..., MapVotes],
-        route: Callable[..., Capsules],
-        blocks: list[Block],
-        poses: Tensor,
-        weight: Tensor,
-        *values: Tensor,
-    ) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, vote: Any, route: Any, blocks: list[Block], poses: Tensor, *others: Tensor) -> Any:
         ctx.vote, ctx.route, ctx.blocks = vote, route, blocks
-        ctx.save_for_backward(poses, weight, *values)
+        ctx.save_for_backward(poses, *others)
         ctx.set_materialize_grads(False)
         ctx.autocast = _autocast_of_now(poses.device.type)
         results: list[Tensor | None] = []
         for block in blocks:
-            parts = route(vote(poses[block.samples, :, block.seen], weight, block), *values)[:3]
+            parts = route(vote(poses[block.samples, :, block.seen], others[0], block), *others[1:])[:3]
             if not results:
                 batch, rows = len(poses), blocks[-1].rows.stop
                 results = [x if x is None else x.new_empty(batch, x.shape[1], rows, *x.shape[3:]) for x in parts]
             for result, part in zip(results, parts, strict=True):
-                if result is not None:
+                if result is not None and part is not None:
                     result[block.samples, :, block.rows] = part
         return tuple(results)
 
