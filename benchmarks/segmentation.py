@@ -5,8 +5,9 @@
 Each network takes steps, a forward and a backward pass, on one image in a process of its own. "blocks" is SegCaps as it
 is. "stored" is backend="reference", which stores all votes. "einsum" stores them and routes them as `StoredVotes`, as
 public code does. "convolutions" sums the votes over the child types in place of a routing: what the convolutions take
-alone. All but the last must agree in values and gradients before anything is measured. Memory is by how much the
-resident memory of the process rises at most. Time is the shortest of the rounds, in seconds.
+alone. The first three must agree in gradients before anything is measured. Memory is by how much the resident memory
+of the process rises at most. Time is that of the CPU in the shortest of the rounds, in seconds, which
+other processes change less than that of a clock.
 """
 
 import argparse
@@ -72,9 +73,9 @@ def measure(way: str, side: int, rounds: int) -> tuple[float, int]:
     step(network, 32)
     memory, times = peak_resident(lambda: step(network, side)), []
     for _ in range(rounds):
-        begun = time.perf_counter()
+        begun = time.process_time()
         step(network, side)
-        times.append(time.perf_counter() - begun)
+        times.append(time.process_time() - begun)
     return min(times), memory
 
 
