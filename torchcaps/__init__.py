@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from torchcaps import functional
     from torchcaps import testing as testing
     from torchcaps._version import __version__ as __version__
-    from torchcaps.capsules import Capsules, Prediction
+    from torchcaps.capsules import Capsules, Prediction, Segmentation
     from torchcaps.models import (
         CapsNet,
         CapsuleBlock2d,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         CapsuleHead,
         CapsuleLayer,
         CapsuleLinear,
+        CapsuleMap,
         CapsuleRegressor,
         CapsuleShared,
         CapsuleStack,
@@ -62,6 +63,7 @@ __all__ = [
     "CapsuleHead",
     "CapsuleLayer",
     "CapsuleLinear",
+    "CapsuleMap",
     "CapsuleRegressor",
     "CapsuleShared",
     "CapsuleStack",
@@ -80,6 +82,7 @@ __all__ = [
     "RandomRouting",
     "Routing",
     "RoutingPool2d",
+    "Segmentation",
     "SelfRouting",
     "SlotAttention",
     "SpreadLoss",

@@ -1,4 +1,4 @@
-"""`Capsules`, the input and output of capsule layers, and `Prediction`, the output of a model."""
+"""`Capsules`, the input and output of capsule layers, and `Prediction` and `Segmentation`, the outputs of models."""
 
 import warnings
 from typing import Any, NamedTuple, Self
@@ -122,6 +122,21 @@ class Prediction(NamedTuple):
         return type(self)(*fields)
 
 
+class Segmentation(NamedTuple):
+    """Output of a network that segments: scores or activations of the classes at each position, one of the two.
+
+    Fields:
+        scores: logits of the classes, `(batch, classes, *sides)`, such as `(batch, classes, height, width)`; None if
+            the model gives activations.
+        capsules: the class capsules, poses `(batch, classes, *sides, features)`, or None if the model has none.
+        activations: how present each class is, `(batch, classes, *sides)`, from 0 to 1; None if the model gives scores.
+    """
+
+    scores: Tensor | None = None
+    capsules: Capsules | None = None
+    activations: Tensor | None = None
+
+
 def as_logits(scores: Tensor, like: Any) -> Tensor:
     """Return scores as logits: a bool mask becomes inf for True and -inf for False.
 
@@ -166,3 +181,4 @@ def _is_mask(scores: Tensor) -> bool:
 
 register_namedtuple(Capsules, "torchcaps.Capsules")
 register_namedtuple(Prediction, "torchcaps.Prediction")
+register_namedtuple(Segmentation, "torchcaps.Segmentation")

@@ -21,6 +21,7 @@ from torchcaps import (
     CapsuleFC,
     CapsuleHead,
     CapsuleLinear,
+    CapsuleMap,
     CapsuleRegressor,
     Capsules,
     CapsuleShared,
@@ -118,6 +119,12 @@ CASES: dict[str, Case] = {
     "CapsuleConv1d": Case(
         CapsuleConv1d, {"in_capsules": 2, "out_capsules": 2, "in_pose": 4, "out_pose": 2, "kernel_size": 2},
         (2, 2, 4, 4),
+    ),
+    "CapsuleMap": Case(
+        CapsuleMap,
+        {"in_capsules": 2, "out_capsules": 2, "in_pose": 4, "out_pose": 2, "kernel_size": 2,
+         "routing": DynamicRouting()},
+        (2, 2, 3, 3, 4),
     ),
     "CapsuleFC": Case(CapsuleFC, {"in_capsules": 3, "out_capsules": 2, "pose": 4}, (2, 3, 4)),
     "CapsuleBlock2d": Case(CapsuleBlock2d, {"capsules": 2, "in_pose": 4, "out_pose": 2}, (2, 2, 4, 4, 4)),

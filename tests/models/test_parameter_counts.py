@@ -56,6 +56,10 @@ COUNTS = [
     ("resnet_capsnet", {}, 2_526_768),
     ("resnet_capsnet", {"image_size": 36, "sharpness": 5.0}, 2_215_168),
     ("capsnet_affnist", {}, 13_475_648),  # about 13.4M
+    # LaLonde & Bagci 2018 (published 1.4M), and its control
+    ("segcaps", {}, 1_416_112 + 9_537),
+    ("segcaps", {"variant": "R1", "decoder": False}, 1_416_112),
+    ("unet", {}, 1_475_293),
     # Li et al. 2018
     ("encapnet_v1", {}, 34_466_400),
     ("encapnet_v1", {"coefficients": None}, 1_738_848),

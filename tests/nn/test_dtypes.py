@@ -16,6 +16,7 @@ from torchcaps import (
     CapsuleFC,
     CapsuleHead,
     CapsuleLinear,
+    CapsuleMap,
     CapsuleRegressor,
     Capsules,
     CapsuleShared,
@@ -83,6 +84,10 @@ LAYERS = {
     "CapsuleConv2d, no scores": (
         lambda **to: CapsuleConv2d(2, 3, 4, 5, 3, DynamicRouting(), padding=1, **to),
         lambda: [torch.randn(2, 2, 5, 5, 4)],
+    ),
+    "CapsuleMap": (
+        lambda **to: CapsuleMap(2, 3, 4, 5, 3, EMRouting(), padding=1, **to),
+        lambda: [capsules(2, 2, 5, 5)],
     ),
     "CapsuleShared": (lambda **to: CapsuleShared(6, 3, 4, HeinsenRouting(), **to), lambda: [capsules(2, 6)]),
     **{

@@ -16,6 +16,7 @@ from torchcaps.models.heinsen2019 import (
 from torchcaps.models.heinsen2019_weights import load_authors_weights
 from torchcaps.models.heinsen2022 import VectorRoutingHead, heinsen_images, heinsen_texts
 from torchcaps.models.heinsen2022_weights import load_authors_head
+from torchcaps.models.lalonde2018 import SegCaps, segcaps
 from torchcaps.models.li2018 import (
     CapNet,
     CapsuleBlock2d,
@@ -55,6 +56,7 @@ from torchcaps.models.tsai2020 import (
     narrow_cifar10,
     resnet18_cifar,
 )
+from torchcaps.models.unet import UNet, unet
 from torchcaps.models.zhao2019 import (
     ResNetCapsNet,
     pooling_cnn,
@@ -78,7 +80,9 @@ __all__ = [
     "FeatureClassifier",
     "FeedbackAgreement",
     "ResNetCapsNet",
+    "SegCaps",
     "StereoCapsNet",
+    "UNet",
     "VectorRoutingHead",
     "add_capsules",
     "average_pooled_smallnorb",
@@ -125,6 +129,8 @@ __all__ = [
     "resnet18_cifar",
     "resnet_capsnet",
     "resnet_capsnet_small",
+    "segcaps",
     "shallow_cnn",
     "shallow_encapnet",
+    "unet",
 ]

@@ -1,6 +1,7 @@
 """Checks of the images and embeddings that networks are given."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.nn.inputs import SIDES
@@ -54,6 +55,12 @@ def check_images(images: Tensor, shape: InputShape, weight: Tensor | None, least
         right = [way for way, then in ways.items() if fits(then)]
         advice = f": {', '.join(right)}" if right else ""
         raise ValueError(f"expected {kind} of shape (batch, {expected}){end}, got {given}{advice}")
+
+
+def padded_to(multiple: int, images: Tensor) -> Tensor:
+    """Return images with zeros below and on the right, so that height and width are multiples of a number."""
+    height, width = images.shape[2:]
+    return F.pad(images, (0, -width % multiple, 0, -height % multiple))
 
 
 def check_embeddings(embeddings: Tensor, mask: Tensor | None, weight: Tensor) -> None:

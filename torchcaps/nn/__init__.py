@@ -6,6 +6,7 @@ from torchcaps.nn.head import CapsuleHead, CapsuleRegressor
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.linear import CapsuleLinear
 from torchcaps.nn.losses import MarginLoss, SpreadLoss, margin_loss, spread_loss
+from torchcaps.nn.map import CapsuleMap
 from torchcaps.nn.pooling import RoutingPool2d
 from torchcaps.nn.primary import PrimaryCapsules
 from torchcaps.nn.shared import CapsuleShared
@@ -18,6 +19,7 @@ __all__ = [
     "CapsuleHead",
     "CapsuleLayer",
     "CapsuleLinear",
+    "CapsuleMap",
     "CapsuleRegressor",
     "CapsuleShared",
     "CapsuleStack",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.nn.inputs import SIDES, Padding, Size, as_capsules, size_of_sides
 from torchcaps.nn.layer import CapsuleLayer
-from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose
+from torchcaps.nn.pose import Pose, check_rows, matrix_shape, pose_shape, show_pose, show_size
 from torchcaps.ops import Backend, LinearVotes, gates_of, positions, windows
 from torchcaps.routing import LayerShape, Routing
 from torchcaps.utils.arguments import Count, Device, FloatType, checked
@@ -103,18 +103,14 @@ class _CapsuleConv(CapsuleLayer):
 
     def extra_repr(self) -> str:
         options = [("stride", self.stride, 1), ("padding", self.padding, 0), ("dilation", self.dilation, 1)]
-        shown = [f", {name}={_show(size)}" for name, size, default in options if set(size) != {default}]
+        shown = [f", {name}={show_size(size)}" for name, size, default in options if set(size) != {default}]
         return (
             f"{self.in_capsules}, {self.out_capsules}, in_pose={show_pose(self.in_pose)}, "
-            f"out_pose={show_pose(self.out_pose)}, kernel_size={_show(self.kernel_size)}"
+            f"out_pose={show_pose(self.out_pose)}, kernel_size={show_size(self.kernel_size)}"
             + "".join(shown)
             + (", bias=True" if self.bias is not None else "")
             + ("" if self.backend == "auto" else f", backend={self.backend!r}")
         )
-
-
-def _show(size: tuple[int, ...]) -> int | tuple[int, ...]:
-    return size[0] if len(set(size)) == 1 else size
 
 
 class CapsuleConv2d(_CapsuleConv):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import ComputedVotes, WeightedVotes, windows
+from torchcaps.ops import ComputedVotes, StoredVotes, WeightedVotes, windows
 from torchcaps.routing import Iteration, Routing
 from torchcaps.utils.private import in_dispatch_mode, is_compiled, is_traced
 
@@ -178,6 +178,8 @@ def _keep(last: dict[CountedLayer, Seen], layer: CountedLayer, iteration: Iterat
     votes, agreement, poses = weighted.votes, weighted.agreement, parents.poses
     if type(poses) is not Tensor or poses.device.type == "meta" or not poses.numel() or _is_captured(poses):
         return
+    if isinstance(votes, StoredVotes) and not votes.votes.any():
+        return  # zeros say nothing
     with torch.no_grad():
         lengths = vector_norm(poses.float(), dim=tuple(range(-len(votes.pose), 0)))
         weighted_few = None

@@ -1,6 +1,10 @@
 """Conversions between the forms in which poses are given."""
 
+from typing import TypeVar
+
 from torchcaps.utils.arguments import Count
+
+T = TypeVar("T")
 
 Pose = Count | tuple[Count, ...]
 
@@ -22,6 +26,11 @@ def matrix_shape(pose: Pose) -> tuple[int, int]:
 def show_pose(pose: tuple[int, ...]) -> int | tuple[int, ...]:
     """Return a pose as users write it, an int for a vector."""
     return pose[0] if len(pose) == 1 else pose
+
+
+def show_size(size: T) -> T | int:
+    """Return a size for all sides as users write it, an int if it is the same on all."""
+    return size[0] if isinstance(size, tuple) and len(set(size)) == 1 else size
 
 
 def check_rows(in_pose: Pose, out_pose: Pose) -> None:

@@ -36,7 +36,7 @@ class StoredVotes(Votes):
     def weighted_sum(self, agreement: Agreement | None, softmax: Softmax = "parents", leaky: bool = False) -> Tensor:
         coefficients = self.coefficients(agreement, softmax, leaky)
         if softmax == "children":  # the coefficients contain the gates
-            return contract("bij,bijk->bjk", coefficients, self.votes)
+            return self._over_children(coefficients, self.votes)
         return self._sum(coefficients)
 
     def constant_sum(self, constants: Tensor) -> Tensor:
@@ -46,9 +46,9 @@ class StoredVotes(Votes):
         shares = self.times_gates(self.coefficients(agreement))
         mass = shares.sum(1)
         weights = shares / nonzero(mass + eps).unsqueeze(1)
-        mean = contract("bij,bijk->bjk", weights, self.votes)
+        mean = self._over_children(weights, self.votes)
         # Subtract, then square: the expanded square loses all digits when the votes agree.
-        variance = contract("bij,bijk->bjk", weights, (self.votes - mean.unsqueeze(1)).square())
+        variance = self._over_children(weights, (self.votes - mean.unsqueeze(1)).square())
         benefit = None if betas is None else (per_child(betas, self.children) * shares).sum(1)
         return Moments(mass, mean, variance, benefit)
 
@@ -62,15 +62,15 @@ class StoredVotes(Votes):
         if isinstance(agreement, PoseLogits):
             raise ValueError("stored votes do not know the poses of the children: use this routing in a capsule layer")
         if isinstance(agreement, UnitDot):
-            return contract("bijk,bjk->bij", normalize(self.votes), agreement.query)
+            return self._over_features(normalize(self.votes), agreement.query)
         if isinstance(agreement, Dot):
-            logits = contract("bijk,bjk->bij", self.votes, agreement.query)
+            logits = self._over_features(self.votes, agreement.query)
             return logits if agreement.offset is None else logits + per_child(agreement.offset, self.children)
         if isinstance(agreement, SigmoidDot):
             slope, offset = (per_child(x, self.children) for x in (agreement.slope, agreement.offset))
-            return F.logsigmoid(contract("bijk,bjk->bij", self.votes, agreement.query) * slope + offset)
+            return F.logsigmoid(self._over_features(self.votes, agreement.query) * slope + offset)
         squares = (self.votes - agreement.mean.unsqueeze(1)).square()
-        return agreement.prior.unsqueeze(1) - 0.5 * contract("bijk,bjk->bij", squares, agreement.precision)
+        return agreement.prior.unsqueeze(1) - 0.5 * self._over_features(squares, agreement.precision)
 
     def stored(self, children: slice) -> Tensor:
         return self.votes[:, children]
@@ -82,7 +82,15 @@ class StoredVotes(Votes):
         return votes
 
     def _sum(self, weights: Tensor) -> Tensor:
-        return contract("bij,bijk->bjk", self.times_gates(weights), self.votes)
+        return self._over_children(self.times_gates(weights), self.votes)
+
+    def _over_children(self, weights: Tensor, votes: Tensor) -> Tensor:
+        """Return the sums over the children of votes times weights `(batch, children, parents)`."""
+        return contract("bij,bijk->bjk", weights, votes)
+
+    def _over_features(self, votes: Tensor, query: Tensor) -> Tensor:
+        """Return the sums over the features of votes times a query `(batch, parents, features)`."""
+        return contract("bijk,bjk->bij", votes, query)
 
 
 def coefficients_of(logits: Tensor, gates: Tensor | None, softmax: Softmax, leaky: bool) -> Tensor:

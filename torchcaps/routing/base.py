@@ -157,8 +157,7 @@ class Routing(RoutingParameters, ABC):
             raise TypeError(f"{name}.step must return Capsules and the next state, got {shown_with_type(result)}")
         parents, state = result
         iteration = Iteration(weighted, parents, t)
-        for watcher in self._watchers:
-            watcher(iteration)
+        self.show(iteration)
         return iteration, state
 
     def iterate(self, votes: Votes) -> Iteration:
@@ -212,6 +211,11 @@ class Routing(RoutingParameters, ABC):
             yield
         finally:
             self._watchers.remove(watcher)
+
+    def show(self, iteration: Iteration) -> None:
+        """Call all watchers with an iteration."""
+        for watcher in self._watchers:
+            watcher(iteration)
 
     @property
     def is_watched(self) -> bool:
