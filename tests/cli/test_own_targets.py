@@ -141,3 +141,14 @@ def test_pages_and_protocols_of_both(runs, capfd):
     assert said.count("does not apply") == 1
     assert "the network predicts numbers, and this measures how it predicts classes" in said
     assert "dead capsules (%)" in said
+
+
+def test_labels_are_separated_as_in_the_table_of_the_training(runs):
+    content = torch.load(runs["labels"], weights_only=True)
+    values = json.loads(content["recipe"])
+    values["data"]["init_args"]["separator"] = ";"
+    torch.save(content | {"recipe": json.dumps(values)}, "semicolon.ckpt")
+    always = with_thresholds(Path("semicolon.ckpt"), Path("always.ckpt"), [0.0, 0.0])
+    assert call("predict", always, str(runs["pictures"]), "--out", "p.csv") == 0
+    rows = csv.DictReader(Path("p.csv").read_text().splitlines())
+    assert {row["prediction"] for row in rows} == {"left;right"}
