@@ -152,3 +152,15 @@ def test_labels_are_separated_as_in_the_table_of_the_training(runs):
     assert call("predict", always, str(runs["pictures"]), "--out", "p.csv") == 0
     rows = csv.DictReader(Path("p.csv").read_text().splitlines())
     assert {row["prediction"] for row in rows} == {"left;right"}
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [(["--data.label", "sides", "--data.separator", "|"], "labels"), (["--data.numbers", "[height]"], "numbers")],
+)
+def test_a_cross_entropy_with_options_is_for_classes_alone(runs, capfd, target, kind):
+    data = ["--data.folder", str(runs["pictures"]), "--data.table", str(runs["pictures"].parent / "t.csv"), *QUICK]
+    line = error_of(
+        capfd, "train", "own/images", *data, *target, "--model", "capsule_cnn", "--model.loss.label_smoothing", "0.1"
+    )
+    assert f"and the data has {kind}: leave out the options of model.loss" in line
