@@ -164,3 +164,14 @@ def test_a_cross_entropy_with_options_is_for_classes_alone(runs, capfd, target, 
         capfd, "train", "own/images", *data, *target, "--model", "capsule_cnn", "--model.loss.label_smoothing", "0.1"
     )
     assert f"and the data has {kind}: leave out the options of model.loss" in line
+
+
+def test_a_folder_has_the_loss_of_its_checkpoint(runs, tmp_path, capfd):
+    folder = save_pretrained(runs["numbers"], tmp_path / "numbers")
+    losses = []
+    for source, options in ((runs["numbers"], []), (folder, ["--data.split", "null"])):
+        capfd.readouterr()
+        assert call("test", str(source), *options) == 0
+        losses.append(capfd.readouterr().out.splitlines()[0])
+    assert losses[0].startswith("test/loss: ")
+    assert losses[0] == losses[1]

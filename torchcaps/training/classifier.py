@@ -226,6 +226,12 @@ class Classifier(LightningModule):
             # One program for each batch size: the order in which sizes come, as after a resumption, changes no result.
             self.network.compile(dynamic=False)
 
+    def take_units(self) -> None:
+        """Take the mean and the deviation of numbers from the network's head: a folder has its weights alone."""
+        for head in self.network.modules():
+            if self.target == "numbers" and isinstance(head, CapsuleRegressor):
+                self.mean, self.deviation = head.mean.clone(), head.deviation.clone()
+
     def _standardize(self) -> None:
         """Learn the mean and the standard deviation of the training labels, here and in heads that standardize."""
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
