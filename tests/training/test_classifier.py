@@ -607,6 +607,15 @@ def test_numbers_need_labels_of_numbers():
             Classifier(ToScores(), nn.MSELoss(), 2, numbers=True, **options)
 
 
+@pytest.mark.parametrize("precision", ["16-true", "bf16-true"])
+def test_numbers_are_not_rounded(precision):
+    """bfloat16 has no year between 2000 and 2008."""
+    model = Classifier(ToScores(), nn.MSELoss(), 2, numbers=True)
+    trainer = small_trainer(precision=precision)
+    with pytest.raises(ValueError, match=f"{precision} rounds the numbers of the data: take bf16-mixed"):
+        trainer.test(model, OfTargets("numbers", torch.rand(16, 2)))
+
+
 @pytest.mark.parametrize("gives_logits", [True, False])
 def test_several_labels_are_likely_or_not(gives_logits):
     """Of scores as of activations, a label is predicted where its probability is above one half."""

@@ -217,6 +217,9 @@ class Classifier(LightningModule):
             for module in self.network.modules():
                 if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
                     convert_conv2d_weight_memory_format(module, torch.channels_last)
+        precision = self.trainer.precision
+        if self.target == "numbers" and precision in ("16-true", "bf16-true"):
+            raise ValueError(f"trainer.precision {precision} rounds the numbers of the data: take bf16-mixed")
         if stage == "fit" and self.target == "numbers":
             self._standardize()
         elif stage == "fit":
