@@ -93,6 +93,12 @@ def test_arrays_of_several_sizes(folder, capfd):
     assert "has the size 50, and was cut or padded to 40" in capfd.readouterr().err
 
 
+def test_the_advised_size_is_that_of_most_arrays(folder):
+    for path in sorted((folder / "slow").iterdir())[:4]:
+        np.save(path, np.ones((3, 10)))
+    assert "--data.size '[40]'" in error_of(folder)
+
+
 def test_arguments_that_do_not_fit(folder):
     assert "size must have a number for each dimension of layout CL" in error_of(folder, size=[3, 40])
     assert "means and deviations must" in error_of(folder, means=[0.0] * 3)

@@ -168,9 +168,10 @@ class ArrayFolder(OwnFiles, FileData):
         files = {shape[1:]: path for path, shape in self._shapes.items() if shape[0] == channels}  # one of each size
         if len(files) > 1:
             (size, path), (other_size, other) = list(files.items())[:2]
+            sizes = [shape[1:] for shape in self._shapes.values() if shape[0] == channels]
             raise DataError(
                 f"{self.folder}: training arrays have several sizes, such as {by(size)} in {path} and {by(other_size)} "
-                f"in {other}: give --data.size '{[*map(median_low, zip(*files, strict=True))]}', to which longer ones "
+                f"in {other}: give --data.size '{[*map(median_low, zip(*sizes, strict=True))]}', to which longer ones "
                 "are cut and shorter ones are padded"
             )
         return channels, *next(iter(files))
