@@ -38,10 +38,7 @@ from torchcaps.data.splits import PART_WORDS, Part
 from torchcaps.utils.arguments import Count, FloatTensor, Positive, checked
 from torchcaps.utils.checks import counted
 
-Augmentation = Literal["shift", "scale", "noise"]
-
 ENOUGH = 256  # training arrays whose mean and deviation are taken
-SCALE, NOISE = 0.2, 0.1  # of augmentations: largest change of the factor, deviation of the noise
 
 
 class Form(NamedTuple):
@@ -103,8 +100,7 @@ class ArrayFolder(OwnFiles, FileData):
             the training arrays.
         array: name of the column of the table with the files.
         augmentations: random changes of training arrays. "shift": by up to an eighth of each dimension, and the gap has
-            the mean; "scale": all values times a number from 0.8 to 1.2; "noise": normal noise with a tenth of the
-            deviation is added.
+            the mean.
         options: see `OwnFiles`.
 
     Raises:
@@ -124,7 +120,7 @@ class ArrayFolder(OwnFiles, FileData):
         means: list[float] | None = None,
         deviations: list[Positive] | None = None,
         array: str = "file",
-        augmentations: list[Augmentation] | None = None,
+        augmentations: list[Literal["shift"]] | None = None,
         **options: Any,
     ) -> None:
         self.key, self.file_column, self.augmentations = key, array, list(augmentations or ())
@@ -236,14 +232,8 @@ class ArrayFolder(OwnFiles, FileData):
     @checked
     def augment(self, arrays: FloatTensor) -> Tensor:
         """Augment training arrays `(n, channels, *size)`, each one independently, on their device."""
-        per_array = (len(arrays), *[1] * (arrays.dim() - 1))
-        if "shift" in self.augmentations:
-            for dim in range(2, arrays.dim()):
-                arrays = _shifted(arrays, dim)
-        if "scale" in self.augmentations:
-            arrays = arrays * (1 + SCALE * (2 * torch.rand(per_array, device=arrays.device) - 1)).to(arrays)
-        if "noise" in self.augmentations:
-            arrays = arrays + NOISE * torch.randn_like(arrays)
+        for dim in range(2, arrays.dim()) if "shift" in self.augmentations else ():
+            arrays = _shifted(arrays, dim)
         return arrays
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
