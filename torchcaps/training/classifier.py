@@ -130,6 +130,9 @@ class Classifier(LightningModule):
             whose output is not finite.
     """
 
+    mean: Tensor  # of the training labels, if they are numbers, see `setup`
+    deviation: Tensor
+
     @checked
     def __init__(
         self,
@@ -191,7 +194,7 @@ class Classifier(LightningModule):
         self.target: Literal["class", "labels", "numbers"] = "class" if labels_per_image == 1 else "labels"
         if numbers:
             self.target = "numbers"
-            self.register_buffer("mean", torch.zeros(classes))  # of the training labels, see `setup`
+            self.register_buffer("mean", torch.zeros(classes))
             self.register_buffer("deviation", torch.ones(classes))
         if class_weights is not None:
             self._check_class_weights()
@@ -243,10 +246,8 @@ class Classifier(LightningModule):
             given = "another one" if labels is None else f"labels that are {shown(labels)}"
             expected = f"a data set of torchcaps.data with labels (n, {self.classes})"
             raise ValueError(f"numbers=True needs {expected}, and the training has {given}")
-        mean: Any = self.mean
-        deviation: Any = self.deviation
-        mean.copy_(labels.double().mean(0))
-        deviation.copy_(labels.double().std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny))
+        self.mean.copy_(labels.double().mean(0))
+        self.deviation.copy_(labels.double().std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny))
         for head in self.network.modules():
             if isinstance(head, CapsuleRegressor):
                 head.standardize(labels)
@@ -452,9 +453,7 @@ class Classifier(LightningModule):
 
     def loss_of_numbers(self, predicted: Tensor, numbers: Tensor) -> Tensor:
         """Return the loss of predicted and true numbers `(batch, numbers)`, after both are standardized."""
-        mean: Any = self.mean
-        deviation: Any = self.deviation
-        return self.loss((predicted - mean) / deviation, (numbers - mean) / deviation)
+        return self.loss((predicted - self.mean) / self.deviation, (numbers - self.mean) / self.deviation)
 
     def _right(self, predicted: Tensor, labels: Tensor, mixed: bool) -> Tensor:
         """Return which samples count as correct, `(batch,)` bool."""
