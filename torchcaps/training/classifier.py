@@ -186,6 +186,7 @@ class Classifier(LightningModule):
                 "give the network one, or set reconstruction_weight to 0"
             )
         self.network: Any = network  # Any, because `reconstruct` is not a method of nn.Module
+        self._takes_volumes = any(isinstance(module, nn.Conv3d) for module in network.modules())
         self.loss, self.class_weights = loss, class_weights
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.features_lr = features_lr
@@ -315,9 +316,8 @@ class Classifier(LightningModule):
 
     def _are_crops(self, inputs: Tensor) -> bool:
         """Return whether inputs are several crops of each image, and no volumes `(batch, channels, d, h, w)`."""
-        takes_volumes = len(getattr(self.network, "image_shape", None) or ()) == 4
         data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
-        return inputs.dim() == 5 and not takes_volumes and getattr(data, "ten_crop", True)
+        return inputs.dim() == 5 and not self._takes_volumes and getattr(data, "ten_crop", True)
 
     def training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Tensor:
         batch = self.mixed(batch)
