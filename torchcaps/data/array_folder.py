@@ -3,7 +3,6 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median_low
@@ -67,16 +66,6 @@ class Form(NamedTuple):
     def read(self, path: Path) -> Tensor:
         """Read a file as an input of a network, float32 `(channels, *size)`."""
         return standardized(self.values(path), self.shape[1:], self.means, self.deviations)
-
-
-@dataclass(frozen=True, eq=False)
-class ArraySet(FileSet):
-    """Labeled arrays that are read from their files when a batch needs them; `form` says how."""
-
-    form: Form
-
-    def read(self, path: Path) -> Tensor:
-        return self.form.read(path)
 
 
 class ArrayFolder(OwnFiles, FileData):
@@ -259,7 +248,7 @@ class ArrayFolder(OwnFiles, FileData):
             say(f"{self.folder}: {counted(len(flat), 'array')} with one value alone: {listed(flat)}")
         return [error for error, _, _ in readings]
 
-    def _samples(self, part: Part, paths: list[str], labels: Tensor) -> ArraySet:
+    def _samples(self, part: Part, paths: list[str], labels: Tensor) -> FileSet:
         if part == "train":
             trained = {self._digests[path] for path in paths}
             others: tuple[Part, ...] = ("val", "test")
@@ -268,7 +257,7 @@ class ArrayFolder(OwnFiles, FileData):
                 if copies := [name for name in names if self._digests[name] in trained]:
                     count = counted(len(names), f"{PART_WORDS[other]} array")
                     say(f"{self.folder}: training has {len(copies)} of {count} too")
-        return ArraySet(self._folder, np.array(paths), labels, self.form)
+        return FileSet(self._folder, np.array(paths), labels, self.form.read)
 
     @cached_property
     def _trained(self) -> list[str]:
