@@ -141,3 +141,37 @@ def test_pages_and_protocols_of_both(runs, capfd):
     assert said.count("does not apply") == 1
     assert "the network predicts numbers, and this measures how it predicts classes" in said
     assert "dead capsules (%)" in said
+
+
+def test_labels_are_separated_as_in_the_table_of_the_training(runs):
+    content = torch.load(runs["labels"], weights_only=True)
+    values = json.loads(content["recipe"])
+    values["data"]["init_args"]["separator"] = ";"
+    torch.save(content | {"recipe": json.dumps(values)}, "semicolon.ckpt")
+    always = with_thresholds(Path("semicolon.ckpt"), Path("always.ckpt"), [0.0, 0.0])
+    assert call("predict", always, str(runs["pictures"]), "--out", "p.csv") == 0
+    rows = csv.DictReader(Path("p.csv").read_text().splitlines())
+    assert {row["prediction"] for row in rows} == {"left;right"}
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [(["--data.label", "sides", "--data.separator", "|"], "labels"), (["--data.numbers", "[height]"], "numbers")],
+)
+def test_a_cross_entropy_with_options_is_for_classes_alone(runs, capfd, target, kind):
+    data = ["--data.folder", str(runs["pictures"]), "--data.table", str(runs["pictures"].parent / "t.csv"), *QUICK]
+    line = error_of(
+        capfd, "train", "own/images", *data, *target, "--model", "capsule_cnn", "--model.loss.label_smoothing", "0.1"
+    )
+    assert f"and the data has {kind}: leave out the options of model.loss" in line
+
+
+def test_a_folder_has_the_loss_of_its_checkpoint(runs, tmp_path, capfd):
+    folder = save_pretrained(runs["numbers"], tmp_path / "numbers")
+    losses = []
+    for source, options in ((runs["numbers"], []), (folder, ["--data.split", "null"])):
+        capfd.readouterr()
+        assert call("test", str(source), *options) == 0
+        losses.append(capfd.readouterr().out.splitlines()[0])
+    assert losses[0].startswith("test/loss: ")
+    assert losses[0] == losses[1]

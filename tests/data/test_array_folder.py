@@ -93,6 +93,12 @@ def test_arrays_of_several_sizes(folder, capfd):
     assert "has the size 50, and was cut or padded to 40" in capfd.readouterr().err
 
 
+def test_the_advised_size_is_that_of_most_arrays(folder):
+    for path in sorted((folder / "slow").iterdir())[:4]:
+        np.save(path, np.ones((3, 10)))
+    assert "--data.size '[40]'" in error_of(folder)
+
+
 def test_arguments_that_do_not_fit(folder):
     assert "size must have a number for each dimension of layout CL" in error_of(folder, size=[3, 40])
     assert "means and deviations must" in error_of(folder, means=[0.0] * 3)
@@ -198,11 +204,5 @@ def test_augmentation(folder):
     assert set(places[:, 2].tolist()) == {9, 10, 11, 12, 13, 14, 15}
     edge = data_of(folder, augmentations=["shift"]).augment(torch.ones(50, 1, 16))
     assert {round(x) for x in edge.sum((1, 2)).tolist()} == {14, 15, 16}  # gaps are zeros
-    scaled = data_of(folder, augmentations=["scale"]).augment(torch.ones(200, 2, 16)).flatten(1)
-    assert (scaled.amax(1) == scaled.amin(1)).all()
-    assert 0.8 <= scaled.min() < 0.85
-    assert 1.15 < scaled.max() <= 1.2
-    noisy = data_of(folder, augmentations=["noise"]).augment(torch.zeros(50, 2, 160))
-    assert noisy.std() == pytest.approx(0.1, rel=0.05)
     same = torch.randn(3, 2, 16)
     assert torch.equal(data_of(folder).augment(same), same)

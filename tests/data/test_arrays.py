@@ -127,6 +127,8 @@ def test_damaged_files(tmp_path):
         path.write_bytes(content)
         assert "write it again with numpy.save" in error_of(path)
     assert "No such file" in error_of(tmp_path / "none.npy")
+    path.write_bytes(good.replace(b"(50,)", b"(-1,)"))
+    assert "its shape is -1: it is empty" in error_of(path)
 
 
 def test_a_small_file_cannot_fill_the_memory(tmp_path):

@@ -175,6 +175,21 @@ def test_scores_of_crops_are_averaged(loss, labels_per_image):
     assert classifier.test_accuracy.compute() == right.float().mean()
 
 
+def test_volumes_are_no_crops():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Conv3d(1, 8, 3, stride=2)
+            self.head = CapsuleHead(8, classes=2, dims=3)
+
+        def forward(self, volumes: torch.Tensor) -> Prediction:
+            return self.head.predict(self.features(volumes))
+
+    network, volumes = Net(), torch.rand(4, 1, 8, 8, 8)
+    scores = Classifier(network, nn.CrossEntropyLoss(), classes=2)(volumes).scores
+    torch.testing.assert_close(scores, network(volumes).scores)
+
+
 def test_crops_are_not_reconstructed():
     network = small().eval()
     crops, labels = torch.rand(4, 10, 1, 8, 8), torch.tensor([0, 2, 1, 1])
@@ -605,6 +620,15 @@ def test_numbers_need_labels_of_numbers():
     for options in ({"labels_per_image": None}, {"class_weights": [1.0, 2.0]}):
         with pytest.raises(ValueError, match="numbers=True needs labels_per_image=1"):
             Classifier(ToScores(), nn.MSELoss(), 2, numbers=True, **options)
+
+
+@pytest.mark.parametrize("precision", ["16-true", "bf16-true"])
+def test_numbers_are_not_rounded(precision):
+    """bfloat16 has no year between 2000 and 2008."""
+    model = Classifier(ToScores(), nn.MSELoss(), 2, numbers=True)
+    trainer = small_trainer(precision=precision)
+    with pytest.raises(ValueError, match=f"{precision} rounds the numbers of the data: take bf16-mixed"):
+        trainer.test(model, OfTargets("numbers", torch.rand(16, 2)))
 
 
 @pytest.mark.parametrize("gives_logits", [True, False])

@@ -194,6 +194,14 @@ def test_equal_probabilities_have_one_threshold():
     assert best_thresholds(torch.full((10, 1), 0.3), labels).tolist() == pytest.approx([0.15])  # all are predicted
 
 
+def test_no_threshold_is_below_a_probability_of_0():
+    """To predict all would be best, but half of those with the label have a probability of 0."""
+    labels = torch.tensor([1.0] * 8 + [0.0] * 5)[:, None]
+    probabilities = torch.tensor([0.9] * 4 + [0.0] * 4 + [0.8, 0.7, 0.6, 0.5, 0.0])[:, None]
+    (threshold,) = best_thresholds(probabilities, labels).tolist()
+    assert threshold == pytest.approx(0.85)  # F1 = 8 / 12; above 0 it is 8 / 16
+
+
 def test_results_of_several_labels():
     labels = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]])
     probabilities = torch.tensor([[0.9, 0.2, 0], [0.2, 0.8, 0], [0.8, 0.4, 0], [0.6, 0.1, 0]])

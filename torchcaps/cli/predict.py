@@ -261,7 +261,7 @@ def _cells(trained: "Run", values: "Tensor") -> list[str]:
     probabilities = [f"{value:.6f}" for value in values.tolist()]
     if trained.target == "labels":
         likely = (values > trained.thresholds).nonzero().squeeze(1).tolist()
-        separator = getattr(trained.data(), "separator", None) or "|"
+        separator = getattr(trained.data(), "separator", None) or "|"  # as in the table of the training
         return [separator.join(trained.names[k] for k in likely), *probabilities]
     likeliest = int(values.argmax())
     return [trained.names[likeliest], probabilities[likeliest], *probabilities]

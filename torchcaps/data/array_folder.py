@@ -3,7 +3,6 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median_low
@@ -38,10 +37,7 @@ from torchcaps.data.splits import PART_WORDS, Part
 from torchcaps.utils.arguments import Count, FloatTensor, Positive, checked
 from torchcaps.utils.checks import counted
 
-Augmentation = Literal["shift", "scale", "noise"]
-
 ENOUGH = 256  # training arrays whose mean and deviation are taken
-SCALE, NOISE = 0.2, 0.1  # of augmentations: largest change of the factor, deviation of the noise
 
 
 class Form(NamedTuple):
@@ -72,16 +68,6 @@ class Form(NamedTuple):
         return standardized(self.values(path), self.shape[1:], self.means, self.deviations)
 
 
-@dataclass(frozen=True, eq=False)
-class ArraySet(FileSet):
-    """Labeled arrays that are read from their files when a batch needs them; `form` says how."""
-
-    form: Form
-
-    def read(self, path: Path) -> Tensor:
-        return self.form.read(path)
-
-
 class ArrayFolder(OwnFiles, FileData):
     """Signals and volumes of one's own, as `.npy` or `.npz` files in a folder for each class, or in one folder beside a
     table. How they are found and split, and the options of that, are those of `OwnFiles`.
@@ -103,8 +89,7 @@ class ArrayFolder(OwnFiles, FileData):
             the training arrays.
         array: name of the column of the table with the files.
         augmentations: random changes of training arrays. "shift": by up to an eighth of each dimension, and the gap has
-            the mean; "scale": all values times a number from 0.8 to 1.2; "noise": normal noise with a tenth of the
-            deviation is added.
+            the mean.
         options: see `OwnFiles`.
 
     Raises:
@@ -124,7 +109,7 @@ class ArrayFolder(OwnFiles, FileData):
         means: list[float] | None = None,
         deviations: list[Positive] | None = None,
         array: str = "file",
-        augmentations: list[Augmentation] | None = None,
+        augmentations: list[Literal["shift"]] | None = None,
         **options: Any,
     ) -> None:
         self.key, self.file_column, self.augmentations = key, array, list(augmentations or ())
@@ -168,9 +153,10 @@ class ArrayFolder(OwnFiles, FileData):
         files = {shape[1:]: path for path, shape in self._shapes.items() if shape[0] == channels}  # one of each size
         if len(files) > 1:
             (size, path), (other_size, other) = list(files.items())[:2]
+            sizes = [shape[1:] for shape in self._shapes.values() if shape[0] == channels]
             raise DataError(
                 f"{self.folder}: training arrays have several sizes, such as {by(size)} in {path} and {by(other_size)} "
-                f"in {other}: give --data.size '{[*map(median_low, zip(*files, strict=True))]}', to which longer ones "
+                f"in {other}: give --data.size '{[*map(median_low, zip(*sizes, strict=True))]}', to which longer ones "
                 "are cut and shorter ones are padded"
             )
         return channels, *next(iter(files))
@@ -235,14 +221,8 @@ class ArrayFolder(OwnFiles, FileData):
     @checked
     def augment(self, arrays: FloatTensor) -> Tensor:
         """Augment training arrays `(n, channels, *size)`, each one independently, on their device."""
-        per_array = (len(arrays), *[1] * (arrays.dim() - 1))
-        if "shift" in self.augmentations:
-            for dim in range(2, arrays.dim()):
-                arrays = _shifted(arrays, dim)
-        if "scale" in self.augmentations:
-            arrays = arrays * (1 + SCALE * (2 * torch.rand(per_array, device=arrays.device) - 1)).to(arrays)
-        if "noise" in self.augmentations:
-            arrays = arrays + NOISE * torch.randn_like(arrays)
+        for dim in range(2, arrays.dim()) if "shift" in self.augmentations else ():
+            arrays = _shifted(arrays, dim)
         return arrays
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
@@ -268,7 +248,7 @@ class ArrayFolder(OwnFiles, FileData):
             say(f"{self.folder}: {counted(len(flat), 'array')} with one value alone: {listed(flat)}")
         return [error for error, _, _ in readings]
 
-    def _samples(self, part: Part, paths: list[str], labels: Tensor) -> ArraySet:
+    def _samples(self, part: Part, paths: list[str], labels: Tensor) -> FileSet:
         if part == "train":
             trained = {self._digests[path] for path in paths}
             others: tuple[Part, ...] = ("val", "test")
@@ -277,7 +257,7 @@ class ArrayFolder(OwnFiles, FileData):
                 if copies := [name for name in names if self._digests[name] in trained]:
                     count = counted(len(names), f"{PART_WORDS[other]} array")
                     say(f"{self.folder}: training has {len(copies)} of {count} too")
-        return ArraySet(self._folder, np.array(paths), labels, self.form)
+        return FileSet(self._folder, np.array(paths), labels, self.form.read)
 
     @cached_property
     def _trained(self) -> list[str]:

@@ -122,7 +122,7 @@ def _opened(path: Path, key: str | None) -> Iterator[tuple[IO[bytes], tuple[int,
                 raise unreadable(
                     path, f"its values are of type {dtype.name}", "save bool, int or float numbers of at most 64 bits"
                 )
-            if 0 in shape:
+            if min(shape, default=1) < 1:
                 raise unreadable(path, f"its shape is {by(shape)}: it is empty", "remove it")
             if math.prod(shape) > MOST_VALUES:
                 count = f"its shape is {by(shape)}: more than {MOST_VALUES:,} values"

@@ -1,6 +1,6 @@
 """Pictures of one's own, in a folder for each class or named by a table."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median_low
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps.data.copies import near_copies
 from torchcaps.data.files import DataError
-from torchcaps.data.images import ImageData, PictureSet, color_jitter
+from torchcaps.data.images import FileSet, ImageData, color_jitter
 from torchcaps.data.notes import listed, say
 from torchcaps.data.order import evenly_chosen
 from torchcaps.data.own_files import OwnFiles
@@ -23,6 +23,7 @@ from torchcaps.data.pictures import (
     range_of,
     read_all,
     read_header,
+    read_picture,
     window_of,
 )
 from torchcaps.data.splits import PART_WORDS, Part
@@ -151,12 +152,13 @@ class ImageFolder(OwnFiles, ImageData):
         self._readings |= zip(paths, readings, strict=True)
         return [reading.error for reading in readings]
 
-    def _samples(self, part: Part, paths: list[str], labels: Tensor) -> PictureSet:
+    def _samples(self, part: Part, paths: list[str], labels: Tensor) -> FileSet:
         if part == "train":
             self._say_what_is_dark(paths)
             self._say_what_is_there_twice(paths)
             self._readings = {}  # what nothing reads any more takes a kilobyte of each picture
-        return PictureSet(self._folder, np.array(paths), labels, self.shape, self.fit, self.window)
+        read = partial(read_picture, shape=self.shape, fit=self.fit, window=self.window)
+        return FileSet(self._folder, np.array(paths), labels, read)
 
     def _find_window(self) -> None:
         """Set the window of pictures with more than 8 bits to what those of the training use."""

@@ -1,6 +1,6 @@
 """ImageNet, or any photographs in one folder per class: read from their files batch by batch."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from torchcaps.data.files import DataError, own_folder
-from torchcaps.data.images import ImageData, PictureSet
-from torchcaps.data.pictures import SUFFIXES
+from torchcaps.data.images import FileSet, ImageData
+from torchcaps.data.pictures import SUFFIXES, read_picture
 from torchcaps.utils.arguments import Count, CountOrZero, checked
 from torchcaps.utils.files import read_text, user_path
 
@@ -111,7 +111,7 @@ class ImageNet(ImageData):
     def prepare_data(self) -> None:
         _ = self.names  # report missing folders now, not after the training
 
-    def _images(self, train: bool) -> PictureSet:
+    def _images(self, train: bool) -> FileSet:
         folder = self._folder / ("train" if train else "val")
         files, labels = [], []
         for label, name in enumerate(self.names):
@@ -122,7 +122,8 @@ class ImageNet(ImageData):
                 raise DataError(f"{folder / name}: has no images: expected files that end in {', '.join(SUFFIXES)}")
             files += [f"{name}/{image}" for image in sorted(images)]
             labels += [label] * len(images)
-        return PictureSet(folder, np.array(files), torch.tensor(labels), (3, self.resize, self.resize), self.fit)
+        read = partial(read_picture, shape=(3, self.resize, self.resize), fit=self.fit)
+        return FileSet(folder, np.array(files), torch.tensor(labels), read)
 
     @cached_property
     def _folder(self) -> Path:

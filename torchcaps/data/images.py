@@ -62,21 +62,19 @@ class ImageSet(LabeledSet):
 
 @dataclass(frozen=True, eq=False)
 class FileSet(LabeledSet):
-    """Labeled inputs of one shape that are read from their files when a batch needs them. A subclass defines `read`.
+    """Labeled inputs of one shape that are read from their files when a batch needs them.
 
     Args:
         folder: folder with the files.
         names: paths of the files in it, an array (n,).
-        labels: labels (n,) int64.
+        labels: labels of the files, see `LabeledData`.
+        read: returns the input in a file.
     """
 
     folder: Path
     names: np.ndarray
     labels: Tensor
-
-    def read(self, path: Path) -> Tensor:
-        """Read the input in a file."""
-        raise NotImplementedError
+    read: Callable[[Path], Tensor]
 
     def __getitems__(self, indices: list[int] | Tensor) -> Batch:
         return torch.stack([self.read(self.folder / self.names[index]) for index in indices]), self.labels[indices]
@@ -94,24 +92,6 @@ class FileSet(LabeledSet):
         for place, each in enumerate(in_threads(self.read, paths, f"reading {counted(len(paths), 'file')}")):
             inputs[place] = each
         return ImageSet(inputs.to(device), self.labels.to(device))
-
-
-@dataclass(frozen=True, eq=False)
-class PictureSet(FileSet):
-    """Labeled pictures, see `FileSet` and `read_picture`.
-
-    Args:
-        shape: channels, height and width of an image.
-        fit: how a picture gets this shape.
-        window: numbers that are black and white in pictures of more than 8 bits per pixel.
-    """
-
-    shape: tuple[int, int, int]
-    fit: Fit
-    window: Window | None = None
-
-    def read(self, path: Path) -> Tensor:
-        return read_picture(path, self.shape, self.fit, self.window)
 
 
 class FileData(LabeledData):

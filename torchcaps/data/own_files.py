@@ -111,7 +111,7 @@ class OwnFiles(LabeledData):
         self.val_share, self.test_share = val_share, test_share
         check_shares(val_share, test_share)
         self._target = target_of(label, separator, labels, numbers, class_names, balance)
-        self.target = self._target.kind
+        self.target, self.separator = self._target.kind, separator
         self._class_names = class_names
         self._error_of: dict[str, str] = {}  # by the paths of the files that were read, "" without one
         super().__init__(batch_size=batch_size, num_workers=num_workers, shuffle_labels=shuffle_labels)

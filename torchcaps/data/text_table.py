@@ -128,7 +128,7 @@ class TextTable(TextData):
         super().__init__(encoder=encoder, **options)
         check_shares(val_share, test_share)
         self._target = target_of(label, separator, labels, None, class_names, balance)
-        self.target = self._target.kind
+        self.target, self.separator = self._target.kind, separator
         self.file, self.text, self.columns = file, text, columns
         self.group, self._may_have_groups = None if group == NONE else group, group is None
         self._doubts: list[str] = []  # about columns that seem to be groups

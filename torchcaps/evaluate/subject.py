@@ -126,7 +126,6 @@ class Subject:
     def accuracy(self, images: Tensor, labels: Tensor | None = None) -> float:
         """Return the percentage of images on which the network is right, see `right`; labels are by default those of
         the subject."""
-        self.need_classes()
         return percent(self.right(self.scores(images), self.labels if labels is None else labels))
 
     def right(self, scores: Tensor, labels: Tensor) -> Tensor:

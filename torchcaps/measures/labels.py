@@ -86,8 +86,9 @@ def best_thresholds(probabilities: FloatTensor, labels: Tensor) -> Tensor:
         ordered, order = values.sort(descending=True)
         found = present[order].cumsum(0)
         f1 = 2 * found / (torch.arange(1, len(found) + 1) + positives)  # where the first 1, 2, ... are predicted
-        middles = (ordered + torch.cat([ordered[1:], ordered.new_zeros(1)])) / 2
-        f1[:-1][ordered[:-1] == ordered[1:]] = -1  # samples with equal probabilities are predicted together
+        following = torch.cat([ordered[1:], ordered.new_zeros(1)])
+        f1[ordered == following] = -1  # equal probabilities are predicted together, and those of 0 never
+        middles = (ordered + following) / 2
         best = (f1 >= f1.max() - 1e-12).nonzero().squeeze(1)
         chosen[k] = middles[best[(middles[best] - DEFAULT).abs().argmin()]]
     return chosen

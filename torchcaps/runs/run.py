@@ -275,6 +275,7 @@ class Run:
         state = self.checkpoint.training.get("state_dict")
         if state is None:  # a folder has the network alone
             self.load_weights_into(training.model.network)
+            training.model.take_units()
             return
         weighted = "loss.weight" in state
         if weighted != ("loss.weight" in training.model.state_dict()):

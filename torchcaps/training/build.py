@@ -371,6 +371,11 @@ def _fit_target(data: LabeledData, network: nn.Module, values: Namespace) -> Non
             values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
         elif data.target == "labels":
             values.loss = Namespace(class_path="torch.nn.BCEWithLogitsLoss")
+    elif loss.class_path == "torch.nn.CrossEntropyLoss" and data.target != "class":
+        raise ValueError(
+            f"this CrossEntropyLoss is for one class of each sample, and the data has {data.target}: leave out the "
+            "options of model.loss"
+        )
 
 
 def _with_parts(config: Namespace, data: LabeledData, network: nn.Module) -> Namespace:

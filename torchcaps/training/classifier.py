@@ -130,6 +130,9 @@ class Classifier(LightningModule):
             whose output is not finite.
     """
 
+    mean: Tensor  # of the training labels, if they are numbers, see `setup`
+    deviation: Tensor
+
     @checked
     def __init__(
         self,
@@ -183,6 +186,7 @@ class Classifier(LightningModule):
                 "give the network one, or set reconstruction_weight to 0"
             )
         self.network: Any = network  # Any, because `reconstruct` is not a method of nn.Module
+        self._takes_volumes = any(isinstance(module, nn.Conv3d) for module in network.modules())
         self.loss, self.class_weights = loss, class_weights
         self.optimizer, self.scheduler, self.scheduler_interval = optimizer, scheduler, scheduler_interval
         self.features_lr = features_lr
@@ -191,7 +195,7 @@ class Classifier(LightningModule):
         self.target: Literal["class", "labels", "numbers"] = "class" if labels_per_image == 1 else "labels"
         if numbers:
             self.target = "numbers"
-            self.register_buffer("mean", torch.zeros(classes))  # of the training labels, see `setup`
+            self.register_buffer("mean", torch.zeros(classes))
             self.register_buffer("deviation", torch.ones(classes))
         if class_weights is not None:
             self._check_class_weights()
@@ -217,6 +221,9 @@ class Classifier(LightningModule):
             for module in self.network.modules():
                 if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
                     convert_conv2d_weight_memory_format(module, torch.channels_last)
+        precision = self.trainer.precision
+        if self.target == "numbers" and precision in ("16-true", "bf16-true"):
+            raise ValueError(f"trainer.precision {precision} rounds the numbers of the data: take bf16-mixed")
         if stage == "fit" and self.target == "numbers":
             self._standardize()
         elif stage == "fit":
@@ -226,6 +233,12 @@ class Classifier(LightningModule):
             # One program for each batch size: the order in which sizes come, as after a resumption, changes no result.
             self.network.compile(dynamic=False)
 
+    def take_units(self) -> None:
+        """Take the mean and the deviation of numbers from the network's head: a folder has its weights alone."""
+        for head in self.network.modules():
+            if self.target == "numbers" and isinstance(head, CapsuleRegressor):
+                self.mean, self.deviation = head.mean.clone(), head.deviation.clone()
+
     def _standardize(self) -> None:
         """Learn the mean and the standard deviation of the training labels, here and in heads that standardize."""
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -234,10 +247,8 @@ class Classifier(LightningModule):
             given = "another one" if labels is None else f"labels that are {shown(labels)}"
             expected = f"a data set of torchcaps.data with labels (n, {self.classes})"
             raise ValueError(f"numbers=True needs {expected}, and the training has {given}")
-        mean: Any = self.mean
-        deviation: Any = self.deviation
-        mean.copy_(labels.double().mean(0))
-        deviation.copy_(labels.double().std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny))
+        self.mean.copy_(labels.double().mean(0))
+        self.deviation.copy_(labels.double().std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny))
         for head in self.network.modules():
             if isinstance(head, CapsuleRegressor):
                 head.standardize(labels)
@@ -305,9 +316,8 @@ class Classifier(LightningModule):
 
     def _are_crops(self, inputs: Tensor) -> bool:
         """Return whether inputs are several crops of each image, and no volumes `(batch, channels, d, h, w)`."""
-        takes_volumes = len(getattr(self.network, "image_shape", None) or ()) == 4
         data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
-        return inputs.dim() == 5 and not takes_volumes and getattr(data, "ten_crop", True)
+        return inputs.dim() == 5 and not self._takes_volumes and getattr(data, "ten_crop", True)
 
     def training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Tensor:
         batch = self.mixed(batch)
@@ -443,9 +453,7 @@ class Classifier(LightningModule):
 
     def loss_of_numbers(self, predicted: Tensor, numbers: Tensor) -> Tensor:
         """Return the loss of predicted and true numbers `(batch, numbers)`, after both are standardized."""
-        mean: Any = self.mean
-        deviation: Any = self.deviation
-        return self.loss((predicted - mean) / deviation, (numbers - mean) / deviation)
+        return self.loss((predicted - self.mean) / self.deviation, (numbers - self.mean) / self.deviation)
 
     def _right(self, predicted: Tensor, labels: Tensor, mixed: bool) -> Tensor:
         """Return which samples count as correct, `(batch,)` bool."""
