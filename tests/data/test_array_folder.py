@@ -206,3 +206,11 @@ def test_augmentation(folder):
     assert {round(x) for x in edge.sum((1, 2)).tolist()} == {14, 15, 16}  # gaps are zeros
     same = torch.randn(3, 2, 16)
     assert torch.equal(data_of(folder).augment(same), same)
+
+
+def test_shifts_are_said_for_numbers(folder, tmp_path, capfd):
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.npy"))
+    table = tmp_path / "numbers.csv"
+    table.write_text("file,x\n" + "".join(f"{name},{place}\n" for place, name in enumerate(files)))
+    data_of(folder, table=str(table), numbers=["x"], augmentations=["shift"]).prepare_data()
+    assert "data.augmentations has shift, which may change" in capfd.readouterr().err

@@ -282,9 +282,9 @@ def test_augmentations_that_move_are_said_for_numbers(pictures, capfd):
     options = {"augmentations": ["color", "shift", "flip"]}
     data_of(pictures, numbers(), numbers=["x"], augmentations=["erase"]).prepare_data()
     data_of(pictures, tags(), **SEPARATED, **options).prepare_data()
-    assert "move" not in capfd.readouterr().err
+    assert "augmentations" not in capfd.readouterr().err
     data_of(pictures, numbers(), numbers=["x"], **options).prepare_data()
-    said = "the augmentations shift, flip move what pictures show, which may change what the numbers measure: leave"
+    said = "data.augmentations has shift, flip, which may change what the numbers measure: then leave it out"
     assert said in capfd.readouterr().err
 
 

@@ -33,7 +33,6 @@ from torchcaps.utils.checks import counted
 Augmentation = Literal["shift", "flip", "rotate", "zoom", "color", "erase"]
 
 JITTER = 0.2  # strength of the augmentation "color"
-MOVING = ("shift", "flip", "rotate", "zoom")  # augmentations that change places, angles or sizes
 MOST_PIXELS = 64  # side of images if none is given
 MOST_PAIRS = 3 * 10**8  # of pictures that are compared for near copies, which takes some ten seconds
 FEW_LEVELS = 26  # of 256: pictures that use fewer are nearly of one gray
@@ -120,11 +119,6 @@ class ImageFolder(OwnFiles, ImageData):
         super().prepare_data()
         if "color" in self.augmentations and self.shape[0] != 3:
             say('the augmentation "color" changes nothing: these images are gray')
-        if self.target == "numbers" and (moving := [name for name in self.augmentations if name in MOVING]):
-            say(
-                f"the augmentations {listed(moving)} move what pictures show, which may change what the numbers "
-                "measure: leave such ones out of data.augmentations"
-            )
         headers = self._headers
         if animated := [path for path, header in headers.items() if header.frames > 1]:
             say(f"took the first picture of {counted(len(animated), 'animation')}: {listed(animated)}")

@@ -30,6 +30,8 @@ from torchcaps.utils.arguments import Count, CountOrZero, Fraction, checked
 from torchcaps.utils.checks import counted
 from torchcaps.utils.files import user_path, write_csv_whole
 
+MOVING = ("shift", "flip", "rotate", "zoom")  # augmentations that change places, angles or sizes
+
 
 class OwnFiles(LabeledData):
     """Base of data in files of one's own, in a folder for each class, or in one folder beside a table:
@@ -84,6 +86,7 @@ class OwnFiles(LabeledData):
 
     kind: FileKind
     file_column: str  # of the table: the names of the files
+    augmentations: Sequence[str] = ()  # of the training samples
 
     @checked
     def __init__(
@@ -138,6 +141,11 @@ class OwnFiles(LabeledData):
     def prepare_data(self) -> None:
         """Say which files were not taken, which groups there are, and which classes are small."""
         files, noun = self._listed, self.kind.noun
+        moving = [name for name in self.augmentations if name in MOVING]
+        if self.target == "numbers" and moving:
+            say(
+                f"data.augmentations has {listed(moving)}, which may change what the numbers measure: then leave it out"
+            )
         if files.beside:
             place = "row of the table" if self.table else "folder of a class"
             say(f"left out what lies in no {place}: {listed(files.beside)}")
