@@ -115,8 +115,8 @@ def test_names_of_classes_are_no_code(browser, tmp_path):
         assert [image.get_attribute("alt") for image in found(page, "#field img")] == [
             f"test image: {name}" for name in NAMES
         ]
-        assert page.title == f"capsnet_digits on {TITLE}"
-        assert found(page, "h1")[0].text == "Inside capsnet_digits"
+        assert page.title == f"CapsNet on {TITLE}"
+        assert found(page, "h1")[0].text == "Inside CapsNet"
         assert f"Trained on {TITLE}: " in found(page, "body")[0].text
         found(page, "#field .thumb")[0].send_keys("\ue007")  # Enter
         wait_until(lambda: "which is right" in verdict(page), "a test image, whose class is known")
