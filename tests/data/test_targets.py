@@ -370,3 +370,9 @@ def test_a_split_is_kept(pictures, tmp_path):
     data = data_of(pictures, tags(), **SEPARATED)
     split = data.write_split(tmp_path / "run")
     assert data_of(pictures, tags(), **SEPARATED, split=str(split), test_share=0.4).parts == data.parts
+
+
+def test_a_table_without_any_label_is_refused(pictures):
+    lines = ["file,a,b", *(f"{i}.png,0,0" for i in range(30))]
+    said = error_of(pictures, lines, labels=["a", "b"])
+    assert "no picture has a label: set data.labels to columns in which some have a 1" in said

@@ -112,6 +112,8 @@ class Target(NamedTuple):
                 f"{self.separator!r}: at least two labels are needed: set data.label to their column, or "
                 "data.separator to what stands between them"
             )
+        if self.kind == "labels" and not counts:
+            raise DataError(f"{where}: no {noun} has a label: set {self.option} to columns in which some have a 1")
         if self.kind == "class" and len(counts) < 2:
             raise DataError(
                 f"{where}: all {noun}s have the class {next(iter(counts))!r} in column {column!r}: at least two "

@@ -168,9 +168,8 @@ class TextTable(TextData):
 
     def read(self, stage: str) -> tuple[list[str], Tensor]:
         names, samples = self.names, self.parts[OF_STAGE[stage]]
-        wrong = [
-            (sample, name) for sample in samples for name in self._target.names_of(sample.label) if name not in names
-        ]
+        known, names_of = set(names), self._target.names_of
+        wrong = [(sample, name) for sample in samples for name in names_of(sample.label) if name not in known]
         if wrong:
             first, label = wrong[0]
             others = dict.fromkeys(repr(name) for _, name in wrong if name != label)

@@ -26,6 +26,7 @@ BATCH = 32
 TITLE = 60  # characters of a text in its title
 STATISTICS = 128  # samples for statistics of capsules
 CLASSES = 20  # classes in a figure
+LARGEST = 2**28  # entries of all samples, a GiB: volumes are large
 CURVES = 12  # channels of a signal that are drawn
 
 
@@ -112,7 +113,8 @@ class Samples:
 def image_samples(data: FileData, count: Count) -> Samples:
     """Return evenly spaced test images, or arrays, prepared as in a validation."""
     data.setup("test")
-    some = evenly_chosen(len(data.part("test")), count)  # type: ignore[arg-type]
+    most = max(1, LARGEST // math.prod(data.shape))  # all of them are in memory at once
+    some = evenly_chosen(len(data.part("test")), min(count, most))  # type: ignore[arg-type]
     images, classes = data.samples("test", some)
     files = data.keys("test") if isinstance(data, OwnFiles) else None
     titles = [files[index] if files else f"test image {index}" for index in some]

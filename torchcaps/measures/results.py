@@ -214,7 +214,7 @@ class NumberResults(Results):
 
 
 def _shown(numbers: Tensor) -> str:
-    return ", ".join(f"{x:.4g}" for x in numbers.tolist())
+    return ", ".join(f"{x:.6g}" for x in numbers.tolist())
 
 
 def accuracies(labels: Tensor, scores: Tensor, top_k: int) -> tuple[float, float]:
