@@ -1,5 +1,6 @@
 """Test samples that a page and its figures are about."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
