@@ -59,7 +59,7 @@ def test_files_that_cannot_be_predicted(signals, capfd):
     np.save("flat.npy", np.zeros(128))
     Path("text.npy").write_text("1,2,3")
     for name, said in (
-        ("turned.npy", "by data.layout CL it has 128 channels, and others 12): give arrays with the same channels"),
+        ("turned.npy", "by data.layout CL it has 128 channels, not 12): give arrays with the same channels"),
         ("flat.npy", "its shape is 128, and data.layout CL has 2 letters"),
         ("text.npy", "write it again with numpy.save or numpy.savez"),
     ):

@@ -11,6 +11,7 @@ from commands import PAIRS, call, checkpoint, error_of
 from interruptions import newest
 
 from torchcaps.cli import train
+from torchcaps.cli.table import as_text
 
 RUN = ["quickstart", *PAIRS]
 
@@ -105,3 +106,10 @@ def test_what_is_done_before_an_error_is_not_lost(monkeypatch, capfd):
     printed = capfd.readouterr()
     assert "the disk is full" in printed.err
     assert printed.out.splitlines()[-4].split() == ["mean", "standard", "deviation", "seed", "3"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.98765, "0.9877"), (0.0, "0.0000"), (1.2e-9, "1.2e-09"), (5911368192.0, "5.911e+09")]
+)
+def test_metrics_of_any_size_are_readable(value, text):
+    assert as_text(value) == text

@@ -214,3 +214,11 @@ def test_shifts_are_said_for_numbers(folder, tmp_path, capfd):
     table.write_text("file,x\n" + "".join(f"{name},{place}\n" for place, name in enumerate(files)))
     data_of(folder, table=str(table), numbers=["x"], augmentations=["shift"]).prepare_data()
     assert "data.augmentations has shift, which may change" in capfd.readouterr().err
+
+
+def test_what_is_wrong_with_the_layout_is_said_once(folder):
+    said = error_of(folder, layout=None)
+    assert said.endswith("give --data.layout CL or LC or HW (C: channels; L: moments; D, H, W: depth, height, width)")
+    assert "data.layout CHW has 3 letters): set data.layout to CL or LC or HW, or leave" in error_of(
+        folder, layout="CHW"
+    )

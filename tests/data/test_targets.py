@@ -376,3 +376,21 @@ def test_a_table_without_any_label_is_refused(pictures):
     lines = ["file,a,b", *(f"{i}.png,0,0" for i in range(30))]
     said = error_of(pictures, lines, labels=["a", "b"])
     assert "no picture has a label: set data.labels to columns in which some have a 1" in said
+
+
+def test_empty_values_may_be_no_label(pictures):
+    """Without a separator they are errors, and the line says that the others look like several labels."""
+    said = error_of(pictures, tags(), label="tags")
+    assert "line 3: tags is empty" in said
+    assert said.endswith("look like several labels, such as 'a|b|c': if so, give --data.separator '|'")
+
+
+def test_pictures_are_alike_where_their_numbers_are(pictures, capfd):
+    """Thirty pictures that are nearly the same are copies only if their numbers are the same."""
+    base = np.random.default_rng(0).integers(0, 200, (8, 8))
+    for place in range(30):
+        Image.fromarray((base + place).astype(np.uint8)).save(pictures / f"{place}.png")
+    for numbers_of, said in ((lambda place: place, False), (lambda place: place // 29, True)):
+        lines = ["file,x", *(f"{place}.png,{numbers_of(place)}" for place in range(30))]
+        data_of(pictures, lines, numbers=["x"]).setup()
+        assert ("near copies" in capfd.readouterr().err) == said

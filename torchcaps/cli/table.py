@@ -21,3 +21,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if not console.is_terminal:
         console.width = 1000
     console.print(table)
+
+
+def as_text(value: float) -> str:
+    """Return a metric with four decimals, or with four digits if these would show too little or too much of it."""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from torchcaps.cli.arguments import add_checkpoint, add_recipe, find_run
-from torchcaps.cli.table import print_table
+from torchcaps.cli.table import as_text, print_table
 from torchcaps.utils.processes import stop_all_on_error
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def print_test(training: "Training") -> dict[str, float]:
     metrics, report = training.test(), training.report()
     if training.trainer.is_global_zero:
         for name, value in metrics.items():
-            print(f"{name}: {value:.4f}")
+            print(f"{name}: {as_text(value)}")
         if report and (results := report.results):
             print_table(results.header, results.rows)
             if results.line:

@@ -12,7 +12,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
 from torchcaps.cli.arguments import add_recipe, find_run
-from torchcaps.cli.table import print_table
+from torchcaps.cli.table import as_text, print_table
 from torchcaps.cli.test import check_test, print_test
 from torchcaps.utils.processes import stop_all_on_error
 from torchcaps.utils.signals import Stopped
@@ -71,7 +71,7 @@ def _print_means(seeds: Sequence[int], results: Sequence[dict[str, float]]) -> N
     """Print the results of the first seeds, and what they are together."""
     of_all = [(name, [result[name] for result in results]) for name in results[0]]
     rows = [
-        (name, f"{mean(values):.4f}", f"{stdev(values):.4f}" if len(values) > 1 else "", *(f"{x:.4f}" for x in values))
+        (name, as_text(mean(values)), as_text(stdev(values)) if len(values) > 1 else "", *map(as_text, values))
         for name, values in of_all
     ]
     header = ("", "mean", "standard deviation", *(f"seed {seed}" for seed in seeds[: len(results)]))

@@ -59,7 +59,7 @@ class Form(NamedTuple):
         """Return the values of a file that an input is made of, `(channels, ...)`; DataError if there is none."""
         array = read_array(path, self.layout, self.key, self.shape[1:])
         if len(array) != self.shape[0]:
-            reason = f"by data.layout {self.layout} it has {counted(len(array), 'channel')}, and others {self.shape[0]}"
+            reason = f"by data.layout {self.layout} it has {counted(len(array), 'channel')}, not {self.shape[0]}"
             raise unreadable(path, reason, "give arrays with the same channels")
         return array
 
@@ -272,9 +272,10 @@ class ArrayFolder(OwnFiles, FileData):
         """Channels and size of each training array that can be read, by its path in the folder."""
         shapes: dict[str, tuple[int, ...]] = {}
         errors: list[tuple[str, str]] = []
+        layout = self.layout  # whose error is about no single file
         for path in self._trained:
             try:
-                shapes[path] = read_shape(self._folder / path, self.layout, self.key)
+                shapes[path] = read_shape(self._folder / path, layout, self.key)
             except DataError as error:
                 errors.append((path, str(error)))
         if not shapes:

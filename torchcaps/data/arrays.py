@@ -72,7 +72,10 @@ def _check_layout(path: Path, shape: Sequence[int], layout: Layout) -> None:
     """Raise DataError if an array of a shape has not as many dimensions as a layout."""
     if len(shape) != len(layout):
         reason = f"its shape is {by(shape)}, and data.layout {layout} has {counted(len(layout), 'letter')}"
-        raise unreadable(path, reason, "give arrays of one layout")
+        fitting = " or ".join(x for x in LAYOUTS if len(x) == len(shape))
+        raise unreadable(
+            path, reason, f"set data.layout to {fitting}, or leave this file out" if fitting else "remove it"
+        )
 
 
 def by(shape: Sequence[int]) -> str:

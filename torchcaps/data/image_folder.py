@@ -217,6 +217,9 @@ class ImageFolder(OwnFiles, ImageData):
                 say(f"{self.folder}: training has {len(names) - len(others)} of {count} too")
             compared = [others[i] for i in evenly_chosen(len(others), max(1, MOST_PAIRS // len(trained)))]
             copies = near_copies([self._readings[name].thumbnail for name in compared], thumbnails)
+            if self.target == "numbers":  # pictures are alike where their numbers are
+                numbers = self._files
+                copies = {k: i for k, i in copies.items() if numbers[compared[k]] == numbers[trained[i]]}
             if copies:
                 place, other = next(iter(copies.items()))
                 of = count if len(compared) == len(others) else f"the {len(compared):,} of {count} that were compared"

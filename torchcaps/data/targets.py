@@ -128,10 +128,16 @@ class Target(NamedTuple):
             )
         if self.kind == "labels" and (always := [name for name, count in counts.items() if count == len(labels)]):
             say(f"{where}: every {noun} has the label {always[0]!r}: a network that always predicts it is right")
+        return self.doubts(labels, where)
+
+    def doubts(self, labels: Sequence[Label], where: str) -> list[str]:
+        """Return a line if the classes of samples, or their labels, seem to be several labels each."""
+        if self.kind == "numbers":
+            return []
         return [
-            f"{where}: {self.terms} in column {column!r} look like several labels, such as {value[:60]!r}: if so, "
-            f"give --data.separator {shlex.quote(sign)}"
-            for sign, value in composed.items()
+            f"{where}: {self.terms} in column {self.columns[0]!r} look like several labels, such as {value[:60]!r}: if "
+            f"so, give --data.separator {shlex.quote(sign)}"
+            for sign, value in _composed(self.counts(labels)).items()
         ]
 
     def names_of(self, label: Label) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def _in_words(annotation: Any) -> str:
         if origin is typing.Literal:
             words += map(repr, inner)
         elif origin in (list, tuple, Sequence) and inner:
-            words.append(f"a list of {_in_words(inner[0])}")
+            words.append(f"a list of {_in_words(inner[0])}" + " such as [a, b]" * (inner[0] is str))
         else:
             words.append(getattr(origin or choice, "__name__", str(choice)).replace("NoneType", "None"))
     return " or ".join(dict.fromkeys(words))
