@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 from commands import call, checkpoint, error_of
+from disks import files_of_at_most
 
 from torchcaps.runs import Run
 
@@ -99,12 +99,8 @@ def test_a_full_disk(trained, capfd, name):
     """Files may have up to 100 kB."""
     kind = {".onnx": "onnx", ".pt2": "torch"}.get(Path(name).suffix, "safetensors")
     path = name if Path(name).suffix else f"{name}/model.safetensors"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, hard))
-    try:
+    with files_of_at_most(10**5):
         line = error_of(capfd, "export", str(checkpoint(trained)), "--to", kind, "--out", name)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert line == f"torchcaps: cannot write {path}: File too large"
     assert not [file for file in Path().rglob("*") if file.is_file()]
 

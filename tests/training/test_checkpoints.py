@@ -4,18 +4,16 @@ import errno
 import json
 import os
 import random
-import resource
 import shlex
 import shutil
 import zipfile
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from commands import call as run_command
+from disks import files_of_at_most
 from interruptions import Killed
 
 from torchcaps.cli.train import _resume_command
@@ -319,17 +317,6 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
         AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
     assert torch.load(path) == {"step": 1}
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Within this context larger files cannot be written, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_training_that_cannot_write(checkpoints, capfd):
