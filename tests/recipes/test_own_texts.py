@@ -78,6 +78,22 @@ def test_a_table_without_a_header_line(bert, capfd):
     assert [row["text"] for row in predicted] == [row.partition("\t")[2] for row in rows]
 
 
+def test_texts_with_several_labels_or_none(bert):
+    """The recipe has mixup, which works with them too."""
+    tags = ["", "film", "book", "film;book"]
+    rows = [f'"a {tags[i % 4]} of {i}",{tags[i % 4]}' for i in range(60)]
+    Path("tags.csv").write_text("\n".join(["text,tags", *rows]))
+    given = ["--data.file=tags.csv", "--data.label=tags", "--data.separator=;", f"--data.encoder={bert}"]
+    assert call("train", "own/texts", *given, "--trainer.max_epochs=1") == 0
+    trained = Run.find("own/texts")
+    assert (trained.target, trained.names, len(trained.thresholds)) == ("labels", ["book", "film"], 2)
+    assert {"test/exact_match", "test/macro_f1", "val/exact_match"} <= trained.facts["metrics"].keys()
+    assert call("predict", "own/texts", "tags.csv", "--out", "p.csv") == 0
+    predicted = list(csv.DictReader(Path("p.csv").read_text().splitlines()))
+    assert [*predicted[0]] == ["text", "prediction", "P(book)", "P(film)"]
+    assert {row["prediction"] for row in predicted} <= {"", "book", "film", "book;film"}
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
