@@ -84,11 +84,12 @@ def _check_folder(out: Path) -> None:
 
 def _file(options: argparse.Namespace, run: "Run", out: Path) -> None:
     from torchcaps.data import ArrayFolder
+    from torchcaps.data.labeled import TERMS
     from torchcaps.deploy import export
     from torchcaps.measures.predicting import kind_of_scores, predict
 
     about = {name: value for name, value in run.facts.items() if name not in ("names", "temperature")}
-    facts = {"classes" if run.target == "class" else run.target: run.names, **about}
+    facts = {TERMS[run.target][1]: run.names, **about}
     example = _example(run)
     if run.target == "labels":
         has_logits = kind_of_scores(predict(run.network(), example)) == "logits"

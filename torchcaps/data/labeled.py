@@ -21,6 +21,11 @@ STAGES = ("fit", "validate", "test", "predict", None)  # what Lightning passes t
 LABEL_SEEDS = {"fit": 0, "validate": 1}
 
 TargetKind = Literal["class", "labels", "numbers"]
+TERMS: dict[TargetKind, tuple[str, str]] = {  # for one of what is predicted, and for several
+    "class": ("class", "classes"),
+    "labels": ("label", "labels"),
+    "numbers": ("number", "numbers"),
+}
 
 Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and other tensors of some data sets
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.files import DataError
-from torchcaps.data.labeled import TargetKind
+from torchcaps.data.labeled import TERMS, TargetKind
 from torchcaps.data.notes import say
 from torchcaps.data.splits import LEAST_TO_SPLIT, Part, split_by_class, split_by_group
 from torchcaps.data.table import Table
@@ -41,11 +41,11 @@ class Target(NamedTuple):
 
     @property
     def term(self) -> str:
-        return "class" if self.kind == "class" else "label"
+        return TERMS[self.kind][0]
 
     @property
     def terms(self) -> str:
-        return "classes" if self.kind == "class" else "labels"
+        return TERMS[self.kind][1]
 
     @property
     def wanted(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ import torch
 
 import torchcaps
 from torchcaps.data import ImageData, TextData
+from torchcaps.data.labeled import TERMS
 from torchcaps.recipes.values import name_of
 from torchcaps.runs import Run
 from torchcaps.utils.extras import needs
@@ -107,7 +108,7 @@ def model_card(run: Run, place: str, license: str) -> str:
         data=data,
         call=CALLS[run.target].format(len(run.names)),
         limits=LIMITS[run.target].format(len(run.names)),
-        heading=run.target.capitalize() + "es" * (run.target == "class"),
+        heading=TERMS[run.target][1].capitalize(),
         facts="\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in facts.items() if value is not None),
         names=", ".join(map(_cell, names)),
         command=_cell(about.get("command") or f"torchcaps train {about.get('recipe') or 'RECIPE'}"),

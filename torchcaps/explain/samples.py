@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcaps.data import ImageData, TextData
 from torchcaps.data.images import FileData
-from torchcaps.data.labeled import TargetKind
+from torchcaps.data.labeled import TERMS, TargetKind
 from torchcaps.data.order import evenly_chosen
 from torchcaps.data.own_files import OwnFiles
 from torchcaps.explain.words import LoadedEncoder, Word, words_of
@@ -66,7 +66,7 @@ class Samples:
     @property
     def term(self) -> str:
         """What the page calls that which is predicted: a class, a label or a number."""
-        return "class" if self.target == "class" else self.target.removesuffix("s")
+        return TERMS[self.target][0]
 
     def first_of_each(self) -> list[int]:
         """Return the index of the first sample of each class that there is, in the order of the classes."""

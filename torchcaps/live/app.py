@@ -11,6 +11,7 @@ from typing import Any
 import gradio as gr
 
 from torchcaps.data import DataError, ImageData, TextData
+from torchcaps.data.labeled import TERMS
 from torchcaps.explain.page import Samples, samples_of
 from torchcaps.explain.page.examples import example
 from torchcaps.explain.page.pictures import picture
@@ -21,7 +22,6 @@ from torchcaps.explain.words import LoadedEncoder, words_of
 from torchcaps.live.drawings import LARGEST, has_digits, read_drawing, read_upload
 from torchcaps.live.examples import test_images
 from torchcaps.runs import Run
-from torchcaps.training.build import KINDS
 from torchcaps.utils.arguments import CountOrZero, checked
 from torchcaps.utils.checks import counted
 
@@ -65,7 +65,7 @@ def app(run: Run) -> gr.Blocks:
     with gr.Blocks(title=f"{network} on {data.title}", analytics_enabled=False) as blocks:
         gr.Markdown(
             f"# Inside {_as_markdown(network)}\nTrained on {_as_markdown(data.title)}: {parameters:,} parameters, "
-            f"{counted(len(run.names), *KINDS[run.target])}."
+            f"{counted(len(run.names), *TERMS[run.target])}."
         )
         if isinstance(data, ImageData):
             _image_page(looking, data, images)

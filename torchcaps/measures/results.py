@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchcaps.measures.accuracy import balanced_accuracy, is_among
 from torchcaps.measures.calibration import calibrated_temperature, calibration_error
-from torchcaps.measures.labels import DEFAULT, best_thresholds, exact_match, of_each_label
-from torchcaps.measures.numbers import of_each_number
+from torchcaps.measures.labels import DEFAULT, OfLabel, best_thresholds, exact_match, of_each_label
+from torchcaps.measures.numbers import OfNumber, of_each_number
 
 MOST = 1000  # samples with the largest errors in numbers
 
@@ -149,12 +149,12 @@ class LabelResults(Results):
         self.thresholds = torch.full((len(names),), DEFAULT, dtype=torch.float64)
         if held_out is not None:
             self.thresholds = best_thresholds(held_out.values, held_out.targets)
-            self.held_out_metrics = self._metrics(held_out)
+            self.held_out_metrics = self._metrics(held_out, self._measures(held_out))
         elif thresholds is not None:
             self.thresholds = torch.tensor(thresholds, dtype=torch.float64)
         self.facts = {} if held_out is None else {"thresholds": self.thresholds.tolist()}
-        self.metrics = self._metrics(tested)
-        measures = of_each_label(tested.values, tested.targets, self.thresholds)
+        measures = self._measures(tested)
+        self.metrics = self._metrics(tested, measures)
         for name, of_label, threshold in zip(names, measures, self.thresholds.tolist(), strict=True):
             values = (*of_label[:4], threshold)
             self.rows.append((name, *("" if x != x else f"{x:.4f}" for x in values), str(of_label.samples)))
@@ -162,10 +162,12 @@ class LabelResults(Results):
             means = (sum(values) / len(tested_ones) for values in list(zip(*tested_ones, strict=True))[:4])
             self.rows.append(("mean of the labels", *(f"{x:.4f}" for x in means), "", str(len(tested.targets))))
 
-    def _metrics(self, samples: Predicted) -> dict[str, float]:
+    def _measures(self, samples: Predicted) -> list[OfLabel]:
+        return of_each_label(samples.values, samples.targets, self.thresholds)
+
+    def _metrics(self, samples: Predicted, of_all: Sequence[OfLabel]) -> dict[str, float]:
         metrics = {"exact_match": exact_match(samples.values > self.thresholds, samples.targets)}
-        measures = [x for x in of_each_label(samples.values, samples.targets, self.thresholds) if x.samples]
-        if measures:
+        if measures := [x for x in of_all if x.samples]:
             metrics["macro_f1"] = sum(x.f1 for x in measures) / len(measures)
             metrics["average_precision"] = sum(x.average_precision for x in measures) / len(measures)
         return metrics
@@ -194,14 +196,14 @@ class NumberResults(Results):
 
     def __init__(self, names: Sequence[str], tested: Predicted, held_out: Predicted | None) -> None:
         super().__init__(names, tested, held_out)
-        self.metrics = self._metrics(tested)
+        measures = of_each_number(tested.values, tested.targets)
+        self.metrics = self._metrics(measures)
         if held_out is not None:
-            self.held_out_metrics = self._metrics(held_out)
-        for name, values in zip(names, of_each_number(tested.values, tested.targets), strict=True):
+            self.held_out_metrics = self._metrics(of_each_number(held_out.values, held_out.targets))
+        for name, values in zip(names, measures, strict=True):
             self.rows.append((name, *("" if x != x else f"{x:.4g}" for x in values), str(len(tested.targets))))
 
-    def _metrics(self, samples: Predicted) -> dict[str, float]:
-        measures = of_each_number(samples.values, samples.targets)
+    def _metrics(self, measures: Sequence[OfNumber]) -> dict[str, float]:
         known = [x.r2 for x in measures if x.r2 == x.r2]
         metrics = {"r2": sum(known) / len(known)} if known else {}
         return metrics | {f"rmse/{name}": x.rmse for name, x in zip(self.names, measures, strict=True)}

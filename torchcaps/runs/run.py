@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Prediction
 from torchcaps.data import LabeledData
+from torchcaps.data.labeled import TargetKind
 from torchcaps.measures.labels import DEFAULT, label_probabilities
 from torchcaps.measures.predicting import as_prediction, run_network
 from torchcaps.models.pretrained import load_state
@@ -135,7 +136,7 @@ class Run:
         return torch.tensor(given, dtype=torch.float64)  # as they were chosen
 
     @property
-    def target(self) -> Literal["class", "labels", "numbers"]:
+    def target(self) -> TargetKind:
         """What the network predicts: a class, several labels, or numbers."""
         return self.data().target
 

@@ -28,6 +28,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from torchcaps.data import ImageData, LabeledData
+from torchcaps.data.labeled import TERMS
 from torchcaps.nn import CapsuleHead, CapsuleRegressor, RoutingPool2d
 from torchcaps.routing import Routing
 from torchcaps.training.checkpoints import (
@@ -56,7 +57,6 @@ from torchcaps.utils.files import name_file_in_errors, take_folder, write_text_w
 from torchcaps.utils.quiet import quiet_lightning
 from torchcaps.utils.signals import StopSignals
 
-KINDS = {"class": ("class", "classes"), "labels": ("label",), "numbers": ("number",)}  # of targets, in words
 # Learning rate of the features of a library's network, pretrained or not, as a part of the optimizer's.
 FEATURES_LR = {True: 0.1, False: 0.5}
 
@@ -259,7 +259,7 @@ class Training:
                 f" with {', '.join(routings)}" if routings else "",
                 f": {parameters:,} parameters",
                 f", {trained:,} of them trained" if trained < parameters else "",
-                f", {counted(self.model.classes, *KINDS[self.model.target])}",
+                f", {counted(self.model.classes, *TERMS[self.model.target])}",
                 f", {inputs} of {'x'.join(map(str, shape))}" if shape else "",
                 f"; its features at a learning rate of {rate:g}" if (rate := self.model.features_lr) else "",
             )

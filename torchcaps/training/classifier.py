@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.data.encoded_images import EncodedImages
-from torchcaps.data.labeled import LabeledData
+from torchcaps.data.labeled import LabeledData, TargetKind
 from torchcaps.data.notes import say, say_rare
 from torchcaps.data.order import Order
 from torchcaps.measures.accuracy import is_among
@@ -192,7 +192,7 @@ class Classifier(LightningModule):
         self.features_lr = features_lr
         self.reconstruction_weight = reconstruction_weight
         self.labels_per_image, self.classes, self.mixup = labels_per_image, classes, mixup
-        self.target: Literal["class", "labels", "numbers"] = "class" if labels_per_image == 1 else "labels"
+        self.target: TargetKind = "class" if labels_per_image == 1 else "labels"
         if numbers:
             self.target = "numbers"
             self.register_buffer("mean", torch.zeros(classes))
