@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchcaps.data.imagenet import ImageNet
     from torchcaps.data.images import ImageData
     from torchcaps.data.labeled import LabeledData
+    from torchcaps.data.mask_folder import MaskFolder
     from torchcaps.data.masks import MaskData, Scenes
     from torchcaps.data.mnist import MNIST, FashionMNIST
     from torchcaps.data.multimnist import DiverseMultiMNIST, MultiMNIST
@@ -61,6 +62,7 @@ __all__ = [
     "ImageNet",
     "LabeledData",
     "MaskData",
+    "MaskFolder",
     "Metadata",
     "MultiMNIST",
     "OwnFiles",
