@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         MaskedDecoder,
         PrimaryCapsules,
         RoutingPool2d,
+        SegmentationLoss,
         SpreadLoss,
         replace_pooling,
     )
@@ -85,6 +86,7 @@ __all__ = [
     "Segmentation",
     "SelfRouting",
     "SlotAttention",
+    "SegmentationLoss",
     "SpreadLoss",
     "UniformRouting",
     "VBRouting",

@@ -43,6 +43,7 @@ class SegCaps(nn.Module):
     """
 
     gives_logits = False  # but activations
+    gives_masks = True
 
     @checked
     def __init__(
