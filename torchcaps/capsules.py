@@ -10,7 +10,6 @@ from torch.linalg import vector_norm
 from torchcaps.utils.arguments import can_read, shown, shown_with_type
 from torchcaps.utils.private import register_namedtuple
 
-
 IGNORED = -100  # in masks: a position that does not count, as for nn.CrossEntropyLoss
 
 

@@ -43,7 +43,8 @@ class Outcome(NamedTuple):
         predicted: of the samples that are this process's own: evidence for each class, the probability of each label if
             `labels_per_image` is None, numbers, or numbers of pixels `(own, 3, classes)`, see
             :func:`torchcaps.measures.masks.overlaps`.
-        right: how many of these count as correct, int64; 0 of numbers; the sum of the numbers of pixels, `(3, classes)`.
+        right: how many of these count as correct, int64; 0 of numbers; of masks the sum of the numbers of pixels, `(3,
+            classes)`.
         own: how many these are.
         together: samples of the batch in all processes.
         means: further means over the samples, by their names.
