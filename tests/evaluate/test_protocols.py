@@ -744,7 +744,7 @@ def test_networks_of_numbers_have_no_accuracy() -> None:
     subject = Subject(network, torch.rand(200, 1, 16, 16), torch.rand(200, 16), target="numbers")
     names = ["affine", "overlap", "pose", "corruptions", "calibration", "attack", "few"]
     assert {result.get("reason") for result in evaluate(subject, names).values()} == {
-        "the network predicts numbers, and this measures how it predicts classes"
+        "the network predicts numbers, and this measures classes of whole images"
     }
 
 
