@@ -108,9 +108,7 @@ class Subject:
     def need_classes(self) -> None:
         """Raise `DoesNotApply` if the network predicts numbers or masks."""
         if self.target in ("numbers", "masks"):
-            raise DoesNotApply(
-                f"the network predicts {self.target}, and this measures classes of whole images"
-            )
+            raise DoesNotApply(f"the network predicts {self.target}, and this measures classes of whole images")
 
     def need_one_label(self) -> None:
         """Raise `DoesNotApply` if images have several labels or numbers."""
