@@ -48,7 +48,8 @@ def main() -> None:
             for rate in options.rates or [None]:
                 begun = time.process_time()
                 chosen = {} if rate is None else {"model.scheduler.init_args.max_lr": rate}
-                trained = training_of(row, {"seed_everything": seed, **steps, **chosen})
+                held_out = {} if rate is None else {"data.val_size": 200}
+                trained = training_of(row, {"seed_everything": seed, **steps, **chosen, **held_out})
                 trained.fit()
                 result: dict[str, Any] = {"row": row, "seed": seed, "rate": rate}
                 result["parameters"] = sum(p.numel() for p in trained.model.network.parameters())

@@ -84,7 +84,10 @@ def test_dice_and_iou_by_hand_and_of_classes_without_pixels():
     assert (ground.dice, ground.iou) == pytest.approx((26 / 27, 13 / 14))
     assert ground.of_images == pytest.approx((10 / 11 + 1) / 2)
     assert dark == pytest.approx((4 / 5, 2 / 3, 4 / 5, 2 / 16, 1))  # the image without it does not count
-    assert math.isnan(bright.dice) and math.isnan(bright.iou) and math.isnan(bright.of_images) and bright.images == 0
+    assert math.isnan(bright.dice)
+    assert math.isnan(bright.iou)
+    assert math.isnan(bright.of_images)
+    assert bright.images == 0
     assert dice_of(torch.tensor([[0], [4], [0]])).item() == 0  # predicted, and not there
     results = MaskResults(NAMES, Predicted(counts[:, 0], counts[:, 1:].flatten(1)), None)
     assert results.metrics["iou"] == pytest.approx((13 / 14 + 2 / 3) / 2)
@@ -110,8 +113,10 @@ def test_what_is_logged_is_what_the_test_set_gives(tmp_path, reads):
     assert metrics["test/dice"] == pytest.approx(dice_of(counts.sum(0)).nanmean().item())
     assert metrics["test/dice/dark"] == pytest.approx(dice_of(counts.sum(0))[1].item(), nan_ok=True)
     table = (tmp_path / "report" / "masks.csv").read_text().splitlines()
-    assert table[0] == "class,Dice,IoU,Dice of an image,share of the pixels,test images" and len(table) == 5
-    assert (tmp_path / "report" / "masks.png").is_file() and not (tmp_path / "report" / "mistakes.png").exists()
+    assert table[0] == "class,Dice,IoU,Dice of an image,share of the pixels,test images"
+    assert len(table) == 5
+    assert (tmp_path / "report" / "masks.png").is_file()
+    assert not (tmp_path / "report" / "mistakes.png").exists()
     assert "val/dice/ground" in report.about["metrics"]
 
 
