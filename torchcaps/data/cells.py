@@ -23,8 +23,9 @@ class Cells(Scenes):
     What is drawn later lies above; cells are drawn in random order. The light is uneven, there are bright specks of
     dirt, which are background, and noise (standard deviation 0.05). A larger picture shows more cells.
 
-    `test_angle` is a test of another viewpoint, in which cells lie in another direction: the test shows the same scenes, turned. They are drawn turned, so that
-    nothing is interpolated and no corner is empty; only the noise stays where it was.
+    `test_angle` is a test of another viewpoint, in which cells lie in another direction: the test shows the same
+    scenes, turned. They are drawn turned, so that nothing is interpolated and no corner is empty; only the noise stays
+    where it was.
 
     Args:
         size: height and width of an image.
