@@ -10,6 +10,7 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from torchcaps.capsules import IGNORED as IGNORED
 from torchcaps.data.order import AsStored, Order
 from torchcaps.data.streams import stream
 from torchcaps.utils.arguments import Count, CountOrZero, checked, shown
@@ -27,7 +28,6 @@ TERMS: dict[TargetKind, tuple[str, str]] = {  # for one of what is predicted, an
     "numbers": ("number", "numbers"),
     "masks": ("class", "classes"),
 }
-IGNORED = -100  # in masks: a pixel that does not count, as for nn.CrossEntropyLoss
 
 Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and other tensors of some data sets
 
