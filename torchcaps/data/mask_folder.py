@@ -283,7 +283,7 @@ class MaskFolder(MaskData, ImageFolder):
     def palette(self) -> np.ndarray:
         """The value of each class as pixels: `Image.fromarray(data.palette[mask])` is a mask as those of the training.
 
-        `(classes,)` of uint8, uint16 or int32, or `(classes, 3)` uint8 for colors.
+        `(classes,)` of uint8, uint16 or int32 (for TIFF files), or `(classes, 3)` uint8 for colors.
         """
         if self._colors:
             return np.array([[*bytes.fromhex(value)] for value in self.values], np.uint8)
@@ -335,9 +335,7 @@ class MaskFolder(MaskData, ImageFolder):
             path: the picture. What "crop" cuts off is of class 0.
         """
         if self.tiled:
-            raise DataError(
-                f"{path}: pictures of these data are cut into tiles: put their masks together by data.tiles"
-            )
+            raise DataError(f"{path}: pictures of these data are cut into tiles: write their masks by data.tiles")
         width, height = upright_size(path)
         classes = mask.numpy(force=True)
         size = self.shape[1]
