@@ -142,6 +142,12 @@ def test_the_palette_of_colors_that_are_asked_for(tmp_path):
     assert data.values == ["000000", "ff0000", "0000ff"]
     assert_masks_are_right(data)
     assert data.palette.tolist() == COLORS.tolist()
+    # A command makes the number 0 of the color 000000.
+    for ignore in ("000000", 0):
+        data = made(tmp_path, values=["ff0000", "0000ff"], ignore=ignore, channels=1, size=16)
+        data.setup()
+        images, masks = data.test_set.__getitems__([0])
+        assert torch.equal(masks, torch.tensor([IGNORED, 0, 1])[(images[:, 0] / 50 + 0.4).long()])
 
 
 def test_classes_that_a_part_lacks(tmp_path, capsys):
@@ -453,7 +459,7 @@ def test_too_many_values(tmp_path):
 
 def test_colors_where_numbers_are_expected(tmp_path):
     write(tmp_path, lambda mask: COLORS[mask])
-    assert 'has colors, and the values of the classes are numbers: give data.values as colors, such as "ff0000"' in (
+    assert "has colors, and the values of the classes are numbers: give data.values as colors in quotes, such as" in (
         error_of(tmp_path, values=[0, 1], channels=1)
     )
     assert "masks/0.png: has the value '0000ff' in row " in error_of(tmp_path, values=["000000", "ff0000"])
@@ -472,6 +478,7 @@ def test_colors_where_numbers_are_expected(tmp_path):
         ({"values": ["red", "blue"]}, "values must be numbers, or colors such as \"ff0000\", got 'red'"),
         ({"values": [0, 1], "ignore": 1}, "ignore must be another value than those of values, and of their kind"),
         ({"values": [0, 1], "ignore": "ff0000"}, "ignore must be another value than those of values, and of their"),
+        ({"values": ["000000", "ff0000"], "ignore": 0}, "ignore must be another value than those of values"),
         ({"values": [0, 1], "class_names": ["a", "b", "c"]}, "class_names must be one for each of the 2 values"),
         ({"ignore": "grey"}, "ignore must be numbers, or colors"),
     ],

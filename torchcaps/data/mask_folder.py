@@ -233,7 +233,7 @@ class MaskFolder(MaskData, ImageFolder):
         channels: Literal[1, 3] | None = None,
         fit: Literal["crop", "pad", "stretch", "tile"] = "crop",
         window: Window | None = None,
-        values: list[int] | list[str] | None = None,
+        values: list[str] | list[int] | None = None,
         ignore: int | str | None = None,
         class_names: list[str] | None = None,
         augmentations: list[Augmentation] | None = None,
@@ -367,8 +367,8 @@ class MaskFolder(MaskData, ImageFolder):
 
     @property
     def _reader(self) -> Reader:
-        codes = tuple(_code(value) for value in self.values)
-        ignored = None if self.ignore is None else _code(self.ignore)
+        codes = tuple(_code(value, self._colors) for value in self.values)
+        ignored = None if self.ignore is None else _code(self.ignore, self._colors)
         return Reader(self._folder, self.shape, self.fit, self.window, codes, self._colors, ignored)
 
     def _errors(self, paths: list[str]) -> list[str]:
@@ -435,10 +435,11 @@ class MaskFolder(MaskData, ImageFolder):
                     "values between those of the classes: save masks as PNG without smoothing, or, if all are classes, "
                     "list them in data.values"
                 )
-        if self.ignore is not None and isinstance(self.ignore, str) != colors:
-            a_value = 'colors: give a color such as "ff0000"' if colors else "numbers: give a number"
-            raise DataError(f"data.ignore is {self.ignore!r}, and the masks in {self.folder} have {a_value}")
-        if self.ignore is not None and totals.pop(_code(self.ignore), None) is None:
+        if isinstance(self.ignore, str) and not colors:
+            raise DataError(
+                f"data.ignore is {self.ignore!r}, and the masks in {self.folder} have numbers: give a number"
+            )
+        if self.ignore is not None and totals.pop(_code(self.ignore, colors), None) is None:
             say(f"{self.folder}: no mask has the value of data.ignore, {self.ignore!r}")
         values = [_value(code, colors) for code in sorted(totals)]
         if len(values) < 2:
@@ -527,8 +528,8 @@ def _codes(path: Path, colors: bool) -> np.ndarray:
     if pixels.ndim == 3 and not colors:
         if (pixels != pixels[..., :1]).any():
             raise DataError(
-                f"{path}: has colors, and the values of the classes are numbers: give data.values as colors, such as "
-                '"ff0000", or save the mask with the numbers'
+                f"{path}: has colors, and the values of the classes are numbers: give data.values as colors in "
+                'quotes, such as ["000000", "ff0000"], or save the mask with the numbers'
             )
         return pixels[..., 0]
     if pixels.ndim == 3:
@@ -543,24 +544,25 @@ def _value(code: int, colors: bool) -> int | str:
     return f"{code:06x}" if colors else code
 
 
-def _code(value: int | str) -> int:
-    return int(value, 16) if isinstance(value, str) else value
+def _code(value: int | str, colors: bool) -> int:
+    # A command makes a number of a color that has digits alone.
+    return int(f"{value:0>6}", 16) if colors else int(value)
 
 
 def _normal(name: str, value: int | str) -> int | str:
     """Return a value of the user as `values` has it."""
-    if isinstance(value, int):
-        return value
-    color = value.lower().removeprefix("#")
-    if not re.fullmatch("[0-9a-f]{6}", color):
+    text = str(value).lower().removeprefix("#")
+    if isinstance(value, str) and not re.fullmatch("[0-9a-f]{6}", text):
         raise ValueError(f'{name} must be numbers, or colors such as "ff0000", got {value!r}')
-    return color
+    return text if isinstance(value, str) else value
 
 
 def _check_values(values: list[Any], ignore: int | str | None, class_names: list[str] | None) -> None:
     if not 2 <= len(values) <= VOID or len(set(values)) < len(values):
         raise ValueError(f"values must be from 2 to {VOID} different ones, got {values}")
-    if ignore is not None and (ignore in values or type(ignore) is not type(values[0])):
+    colors = isinstance(values[0], str)
+    codes = [_code(value, colors) for value in values]
+    if ignore is not None and (isinstance(ignore, str) > colors or _code(ignore, colors) in codes):
         raise ValueError(f"ignore must be another value than those of values, and of their kind, got {ignore!r}")
     if class_names is not None and len(class_names) != len(values):
         raise ValueError(f"class_names must be one for each of the {len(values)} values, got {class_names}")
