@@ -349,6 +349,10 @@ class MaskFolder(MaskData, ImageFolder):
         own[np.ix_(rows >= 0, columns >= 0)] = classes[np.ix_(rows[rows >= 0], columns[columns >= 0])]
         return own
 
+    def upright(self, path: Path) -> Image.Image:
+        """Read a picture in its own size, with 8 bits per channel, gray or in color as the images are."""
+        return read_upright(path, self.shape[0], self.window)
+
     def size_of(self, path: Path) -> tuple[int, int]:
         """Return the height and the width of a picture, upright."""
         width, height = upright_size(path)
