@@ -133,8 +133,12 @@ def test_values_their_order_and_names(tmp_path, capsys):
     )
     made(folder, class_names=["a", "b"], ignore=8).prepare_data()
     said = capsys.readouterr().err
-    assert "classes, in the order of data.values: a (value 7): " in said
-    assert "b (value 9): " in said
+    shares = [100 * np.mean([(mask_of(i) == k).mean() for i in range(COUNT)]) for k in (0, 2)]
+    shares = [100 * share / sum(shares) for share in shares]
+    assert (
+        f"{tmp_path}: value 7 is class 'a' ({shares[0]:.2f} % of the pixels), "
+        f"value 9 is class 'b' ({shares[1]:.2f} % of the pixels)\n" in said
+    )
 
 
 def test_the_palette_of_colors_that_are_asked_for(tmp_path):
@@ -214,9 +218,9 @@ def test_default_sizes(tmp_path):
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
-@pytest.mark.parametrize(("height", "width"), [(16, 24), (40, 16), (16, 16)])
-def test_a_mask_lies_where_its_picture_does_and_back(tmp_path, fit, height, width):
-    data = made(write(tmp_path, height=height, width=width), fit=fit, size=48, channels=1)
+@pytest.mark.parametrize(("height", "width", "size"), [(16, 24, 48), (40, 16, 48), (16, 16, 16)])
+def test_a_mask_lies_where_its_picture_does_and_back(tmp_path, fit, height, width, size):
+    data = made(write(tmp_path, height=height, width=width), fit=fit, size=size, channels=1)
     data.setup("test")
     for key, (image, mask) in zip(data.keys("test"), data.test_set, strict=True):
         path = tmp_path / key
@@ -237,13 +241,15 @@ def test_a_mask_lies_where_its_picture_does_and_back(tmp_path, fit, height, widt
         assert inner.all() == (fit != "pad" or height == width)
 
 
-def test_photographs_are_compared_upright(tmp_path):
+@pytest.mark.parametrize("turned", [["images"], ["images", "masks"]])
+def test_photographs_are_compared_upright(tmp_path, turned):
     write(tmp_path)
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned clockwise
     for i in range(COUNT):
-        stored = np.rot90(mask_of(i) * 50)  # counterclockwise
-        Image.fromarray(np.ascontiguousarray(stored)).save(tmp_path / "images" / f"{i}.png", exif=exif)
+        for place in turned:
+            stored = np.rot90(mask_of(i) * (50 if place == "images" else 1))  # counterclockwise
+            Image.fromarray(np.ascontiguousarray(stored)).save(tmp_path / place / f"{i}.png", exif=exif)
     data = made(tmp_path, size=16, channels=1)
     assert_masks_are_right(data)
     assert data.size_of(tmp_path / "images/0.png") == (16, 24)
@@ -441,6 +447,13 @@ def test_values_that_do_not_fit(tmp_path):
     write(tmp_path, lambda mask: mask * 0 + 3)
     assert "masks that can be read have one class alone, the value 3: at least two" in error_of(tmp_path)
     assert "masks that can be read have no value that counts: at least two" in error_of(tmp_path, ignore=3)
+
+
+def test_too_few_pictures(tmp_path):
+    write(tmp_path)
+    for i in range(2, COUNT):
+        (tmp_path / f"images/{i}.png").unlink()
+    assert error_of(tmp_path) == f"{tmp_path}: has no picture to test on: it needs three pictures to be split"
 
 
 def test_too_many_values(tmp_path):

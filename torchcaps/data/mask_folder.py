@@ -271,6 +271,7 @@ class MaskFolder(MaskData, ImageFolder):
         if self.tiled:
             self.fit = "pad"  # the checks see whole pictures
         self._target, self.target = Target("masks", [], None, "data.values"), "masks"
+        self.balance = None  # an image has pixels of several classes
         self._tiles: dict[str, tuple[list[tuple[Span, Span] | None], Tensor]] = {}  # by path: and their pixels
         self._nearest = nn.ModuleList(self._changes_by("nearest"))
 
@@ -298,10 +299,10 @@ class MaskFolder(MaskData, ImageFolder):
             values, counts = self._found
             pixels = sum(counts)
             shares = [
-                f"{name}{'' if name == str(value) else f' (value {value})'}: {percent(count / pixels)} of the pixels"
+                f"value {value} is class {name!r} ({percent(count / pixels)} of the pixels)"
                 for name, value, count in zip(self.names, values, counts, strict=True)
             ]
-            say(f"{self.folder}: classes, in the order of data.values: {listed(shares, MOST_VALUES)}")
+            say(f"{self.folder}: {listed(shares, MOST_VALUES)}")
         super().prepare_data()
 
     def picture(self, path: Path) -> Tensor:
