@@ -238,6 +238,9 @@ def test_a_mask_lies_where_its_picture_does_and_back(tmp_path, fit, height, widt
             shown[down : down + side, right : right + side] = True
             assert (placed[~shown] == 0).all()
         assert np.array_equal(placed[shown], expected[shown])
+        if height == width == size:
+            every = torch.randint(3, (size, size))
+            assert np.array_equal(data.placed(every, path), every.numpy())
         assert inner.all() == (fit != "pad" or height == width)
 
 
