@@ -323,6 +323,15 @@ def test_a_picture_is_predicted_tile_by_tile(tmp_path, height, width, size):
 # Sets
 
 
+def test_files_that_were_changed_are_read_again(tmp_path):
+    for pixels in (lambda mask: mask, lambda mask: 2 - mask):
+        write(tmp_path, pixels)
+        data = made(tmp_path, fit="tile", size=24)
+        data.setup("test")
+        expected = pixels(mask_of(int(Path(data.keys("test")[1].split()[0]).stem)))
+        assert torch.equal(data.test_set[1][1][:16], torch.from_numpy(expected))
+
+
 @pytest.mark.parametrize("fit", ["crop", "tile"])
 def test_sets_in_files_and_in_memory(tmp_path, fit):
     data = made(write(tmp_path), fit=fit, size=8 if fit == "tile" else 16)

@@ -86,7 +86,7 @@ def spans(length: int, size: int, margin: int = 0) -> list[Span]:
     return [Span(*of_tile) for of_tile in zip(starts, [0, *ends], ends, strict=False)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reader:
     """Reads pictures and masks as samples.
 
@@ -111,7 +111,7 @@ class Reader:
         """Return bytes `(c, h, w)`."""
         if piece.tile is None:
             return read_picture(self.folder / piece.path, self.shape, self.fit, self.window)
-        upright = _upright(self.folder / piece.path, self.shape[0], self.window)
+        upright = _upright(self, piece.path)
         return as_tensor(_cut(upright, piece.tile, self.shape[1], border_of(upright)))
 
     def mask(self, piece: Piece) -> Tensor:
@@ -318,7 +318,7 @@ class MaskFolder(MaskData, ImageFolder):
         if not self.tiled:
             raise DataError(f"{path}: pictures of these data are not cut into tiles: read them by data.picture(path)")
         size = self.shape[1]
-        upright = read_upright(path, self.shape[0], self.window)
+        upright = self.upright(path)
         border = border_of(upright)
         for rows in spans(upright.height, size, size // MARGIN):
             for columns in spans(upright.width, size, size // MARGIN):
@@ -477,8 +477,10 @@ def _cut(picture: Image.Image, tile: tuple[Span, Span], size: int, border: Any) 
     return image
 
 
-# Tiles of one picture often follow each other: the last picture and mask are kept.
-_upright = lru_cache(maxsize=1)(read_upright)
+# Tiles of one picture often follow each other: the last picture and the last mask of a reader are kept.
+@lru_cache(maxsize=1)
+def _upright(reader: Reader, path: str) -> Image.Image:
+    return read_upright(reader.folder / path, reader.shape[0], reader.window)
 
 
 @lru_cache(maxsize=1)
