@@ -56,8 +56,8 @@ function transformedBlock(view, change) {
   markAll(start);
   const pictures = make("div", { class: drawn ? "input-pair" : "input-pair alone" }, figure(input.element, "The input"),
     drawn ? figure(drawn.element, "Drawn back from its vector") : null);
-  return make("div", { class: "block" }, make("h3", {}, capitalized(name)), moved.element, sentence,
-    make("div", { class: "change" }, pictures, charts.map((chart) => chart.element)));
+  return make("div", { class: "block" }, make("h3", {}, capitalized(name)), moved.element,
+    make("div", { class: "change" }, sentence, pictures, charts.map((chart) => chart.element)));
 }
 
 /** What the network says at a place of the slider. */
