@@ -4,7 +4,7 @@ import pydoc
 import re
 from pathlib import Path
 
-from docutils.nodes import SkipNode
+from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.util.nodes import make_refnode
 
@@ -134,7 +134,7 @@ def write_formula(translator, node):
     formula = re.sub(r"\\text\{[^}]*\}", lambda text: text[0].replace(r"\_", "_"), formula)
     html, tag = convert(formula, display="block" if is_block else "inline"), "div" if is_block else "span"
     translator.body.append(f'<{tag} class="formula">{html}</{tag}>')
-    raise SkipNode
+    raise nodes.SkipNode
 
 
 def hide_private_bases(app, name, obj, options, bases):
@@ -159,6 +159,15 @@ def name_the_column_of_each_cell(app, pagename, templatename, context, doctree):
     context["body"] = re.sub(r'<table class="docutils.*?</table>', with_names, body, flags=re.DOTALL)
 
 
+def keep_numbers_with_percent_signs(app, doctree, docname):
+    """Let no line of the site begin with the percent sign of a number."""
+    if app.builder.format != "html":
+        return
+    for text in list(doctree.findall(nodes.Text)):
+        if not isinstance(text.parent, nodes.FixedTextElement | nodes.literal):
+            text.parent.replace(text, nodes.Text(re.sub(r"(?<=\d)\s%", "\N{NO-BREAK SPACE}%", text)))
+
+
 def setup(app):
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("source-read", resolve_links_out_of_the_folder)
@@ -167,4 +176,5 @@ def setup(app):
     app.connect("autodoc-process-docstring", write_as_restructured_text, priority=400)  # before Napoleon
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("missing-reference", link_to_the_page_that_has_a_name)
+    app.connect("doctree-resolved", keep_numbers_with_percent_signs)
     app.connect("html-page-context", name_the_column_of_each_cell)
