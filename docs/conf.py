@@ -1,5 +1,7 @@
 """Settings of the site, which `make docs` builds."""
 
+import importlib
+import inspect
 import pydoc
 import re
 from pathlib import Path
@@ -80,6 +82,24 @@ def resolve_links_out_of_the_folder(app, docname, source):
     source[0] = re.sub(r"\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)", target, source[0])
     if docname.startswith("notebooks/"):  # whose links name the site, because Colab knows no other page
         source[0] = re.sub(rf"\]\({SITE}/([^)#\s]+)\.html(#[^)\s]*)?\)", r"](/\1.md\2)", source[0])
+
+
+def list_every_name(app, docname, source):
+    """Add to the index of the API, for each of its pages, the names with the first sentence of their description."""
+    if docname != "api/index":
+        return
+    for part in re.findall(r"(?m)^   (\w+)$", source[0]):
+        page = (DOCS / "api" / f"{part}.rst").read_text(encoding="utf-8")
+        title = page.partition("\n")[0]
+        source[0] += f"\n\n:doc:`{title} <{part}>`\n{'-' * (len(title + part) + 10)}\n\n.. list-table::\n   :widths: 25 75\n\n"
+        module = ""
+        for directive, name, text in re.findall(r"(?m)^\.\. ([\w:]+):: (\S+)$(?:\n\n   (\w.*))?", page):
+            if directive in ("automodule", "currentmodule"):
+                module = name
+                continue
+            text = text or inspect.getdoc(getattr(importlib.import_module(module), name))
+            sentence = re.split(r"(?<=\.)\s+(?=[A-Z])|\n\n", text)[0].replace("\n", " ")
+            source[0] += f"   * - :py:obj:`~{module}.{name}`\n     - {sentence}\n"
 
 
 def shorten_annotations(app, what, name, obj, options, signature, returns):
@@ -171,6 +191,7 @@ def keep_numbers_with_percent_signs(app, doctree, docname):
 def setup(app):
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("source-read", resolve_links_out_of_the_folder)
+    app.connect("source-read", list_every_name)
     app.connect("autodoc-process-signature", shorten_annotations)
     app.connect("autodoc-process-bases", hide_private_bases)
     app.connect("autodoc-process-docstring", write_as_restructured_text, priority=400)  # before Napoleon
