@@ -91,7 +91,9 @@ def list_every_name(app, docname, source):
     for part in re.findall(r"(?m)^   (\w+)$", source[0]):
         page = (DOCS / "api" / f"{part}.rst").read_text(encoding="utf-8")
         title = page.partition("\n")[0]
-        source[0] += f"\n\n:doc:`{title} <{part}>`\n{'-' * (len(title + part) + 10)}\n\n.. list-table::\n   :widths: 25 75\n\n"
+        source[0] += (
+            f"\n\n:doc:`{title} <{part}>`\n{'-' * (len(title + part) + 10)}\n\n.. list-table::\n   :widths: 25 75\n\n"
+        )
         module = ""
         for directive, name, text in re.findall(r"(?m)^\.\. ([\w:]+):: (\S+)$(?:\n\n   (\w.*))?", page):
             if directive in ("automodule", "currentmodule"):
