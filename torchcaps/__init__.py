@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         MaskedDecoder,
         PrimaryCapsules,
         RoutingPool2d,
+        SegmentationLoss,
         SpreadLoss,
         replace_pooling,
     )
@@ -83,6 +84,7 @@ __all__ = [
     "Routing",
     "RoutingPool2d",
     "Segmentation",
+    "SegmentationLoss",
     "SelfRouting",
     "SlotAttention",
     "SpreadLoss",

@@ -10,6 +10,8 @@ from torch.linalg import vector_norm
 from torchcaps.utils.arguments import can_read, shown, shown_with_type
 from torchcaps.utils.private import register_namedtuple
 
+IGNORED = -100  # in masks: a position that does not count, as for nn.CrossEntropyLoss
+
 
 class Capsules(NamedTuple):
     """Capsules of one layer: poses, and the other results of their routing.
@@ -106,11 +108,8 @@ class Prediction(NamedTuple):
     @property
     def evidence(self) -> Tensor:
         """The scores, or the activations: `(batch, classes)`, larger for likelier classes."""
-        if (self.scores is None) == (self.activations is None):
-            given = "neither" if self.scores is None else "both"
-            raise ValueError(f"a Prediction has scores (logits) or activations, got {given}: give it one of the two")
-        evidence: Any = self.activations if self.scores is None else self.scores
-        if not isinstance(evidence, Tensor) or evidence.dim() != 2:
+        evidence = _one_of(self)
+        if evidence.dim() != 2:
             raise ValueError(
                 f"the scores or activations of a Prediction must be a tensor (batch, classes), got {shown(evidence)}"
             )
@@ -135,6 +134,39 @@ class Segmentation(NamedTuple):
     scores: Tensor | None = None
     capsules: Capsules | None = None
     activations: Tensor | None = None
+
+    @property
+    def evidence(self) -> Tensor:
+        """The scores, or the activations: `(batch, classes, *sides)`, larger for likelier classes."""
+        evidence = _one_of(self)
+        if evidence.dim() < 3:
+            raise ValueError(
+                "the scores or activations of a Segmentation must be a tensor (batch, classes, *sides), got "
+                f"{shown(evidence)}"
+            )
+        return evidence
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Probabilities of the classes at each position, `(batch, classes, *sides)`: the softmax of the scores, or the
+        activations divided by their sum."""
+        evidence = self.evidence
+        if self.activations is None:
+            return evidence.softmax(1)
+        return evidence / evidence.sum(1, keepdim=True).clamp_min(torch.finfo(evidence.dtype).tiny)
+
+
+def _one_of(output: "Prediction | Segmentation") -> Tensor:
+    """Return the scores or the activations of an output, which has one of the two."""
+    if (output.scores is None) == (output.activations is None):
+        given, name = "neither" if output.scores is None else "both", type(output).__name__
+        raise ValueError(f"a {name} has scores (logits) or activations, got {given}: give it one of the two")
+    evidence: Any = output.activations if output.scores is None else output.scores
+    if not isinstance(evidence, Tensor):
+        raise ValueError(
+            f"the scores or activations of a {type(output).__name__} must be a tensor, got {shown(evidence)}"
+        )
+    return evidence
 
 
 def as_logits(scores: Tensor, like: Any) -> Tensor:

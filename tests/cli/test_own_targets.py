@@ -139,7 +139,7 @@ def test_pages_and_protocols_of_both(runs, capfd):
     assert call("evaluate", str(runs["numbers"]), "--protocols", "affine", "parts", "--images", "40") == 0
     said = capfd.readouterr().out
     assert said.count("does not apply") == 1
-    assert "the network predicts numbers, and this measures how it predicts classes" in said
+    assert "the network predicts numbers, and this measures classes of whole images" in said
     assert "dead capsules (%)" in said
 
 

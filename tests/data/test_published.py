@@ -32,6 +32,7 @@ from torchcaps.data import (
     ImageData,
     MultiMNIST,
     Published,
+    SegmentedDigits,
     SmallNORB,
     StereoToys,
 )
@@ -41,7 +42,7 @@ from torchcaps.data.published import checked_images, checked_labels
 OF_MNIST = [ExpandedMNIST, AffineMNIST, MultiMNIST, DiverseMultiMNIST]
 OF_IMAGES = [MNIST, FashionMNIST, *OF_MNIST, AffNIST, CIFAR10, CIFAR100, SVHN, SmallNORB]
 
-every_set = pytest.mark.parametrize("kind", [*OF_IMAGES, SST])
+every_set = pytest.mark.parametrize("kind", [*OF_IMAGES, SegmentedDigits, SST])
 every_set_of_images = pytest.mark.parametrize("kind", OF_IMAGES)
 every_format = pytest.mark.parametrize("kind", [MNIST, FashionMNIST, AffNIST, CIFAR10, CIFAR100, SVHN, SmallNORB, SST])
 
@@ -73,6 +74,8 @@ def archives(root: Path, tmp_path_factory) -> Path:
 def made(kind: type[Published], root: Path | None = None, **options: Any) -> Published:
     if issubclass(kind, MultiMNIST):
         options |= {"epoch_size": 50, "test_size": 30}
+    if kind is SegmentedDigits:
+        options |= {"train_size": 50, "test_size": 30}
     return kind(str(root) if root else None, **options)
 
 

@@ -79,7 +79,7 @@ def run(path: Path, *inputs: Tensor) -> list[Tensor]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default:the network magnifies rounding")  # `export` has judged it by float64
 @pytest.mark.parametrize("to", TARGETS)
-@pytest.mark.parametrize("name", [name for name in list_models() if name not in ("segcaps", "unet")])
+@pytest.mark.parametrize("name", list_models())
 def test_every_model(name, to, tmp_path):
     """`export` checks the file on seven batches; here is one of another size, run by us."""
     model, example = make(name)

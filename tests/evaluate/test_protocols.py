@@ -19,6 +19,7 @@ from torchcaps import (
     EMRouting,
     Prediction,
     RoutingPool2d,
+    Segmentation,
     SlotAttention,
     UniformRouting,
     squash,
@@ -27,7 +28,7 @@ from torchcaps.data import EncodedImages, StereoData, TextData
 from torchcaps.data.stereo import Metadata
 from torchcaps.evaluate import PROTOCOLS, DoesNotApply, Subject, evaluate, viewpoint
 from torchcaps.evaluate.attack import attack, gradient
-from torchcaps.evaluate.corruptions import CORRUPTIONS, _blurred, corrupted, plasma
+from torchcaps.evaluate.corruptions import CORRUPTIONS, _blurred, corrupted, plasma, turned_masks
 from torchcaps.evaluate.drawing import protocol_figure
 from torchcaps.evaluate.overlap import pairs
 from torchcaps.evaluate.parts import change_of_coefficients
@@ -744,7 +745,7 @@ def test_networks_of_numbers_have_no_accuracy() -> None:
     subject = Subject(network, torch.rand(200, 1, 16, 16), torch.rand(200, 16), target="numbers")
     names = ["affine", "overlap", "pose", "corruptions", "calibration", "attack", "few"]
     assert {result.get("reason") for result in evaluate(subject, names).values()} == {
-        "the network predicts numbers, and this measures how it predicts classes"
+        "the network predicts numbers, and this measures classes of whole images"
     }
 
 
@@ -754,3 +755,45 @@ def test_data_without_images_name_commands_that_take_them():
         with pytest.raises(ValueError, match="torchcaps test gives the accuracy") as raised:
             subject_of(training, 100, 0, lambda line: None, lambda count: None)
         assert ("torchcaps explain" in str(raised.value)) == more  # which has no pages about encoded images
+
+
+# ---------------------------------------------------------------- masks
+
+
+class Threshold(nn.Module):
+    """Pixels above a half are of the second class."""
+
+    def forward(self, images):
+        return Segmentation(torch.cat([0.5 - images, images - 0.5], 1))
+
+
+def test_masks_have_a_dice_of_corrupted_and_of_turned_images():
+    torch.manual_seed(0)
+    images = torch.zeros(4, 1, 20, 20)
+    images[:, :, 6:14, 3:12] = 1.0
+    masks = (images[:, 0] > 0.5).long()
+    found = evaluate(Subject(Threshold(), images, masks, target="masks"))
+    applied = [name for name, result in found.items() if "numbers" in result]
+    assert applied == ["corruptions"]
+    assert all(
+        result["reason"] == "the network predicts masks, and this measures classes of whole images"
+        for name, result in found.items()
+        if name in ("affine", "routing", "overlap", "pose", "attack", "calibration")
+    )
+    numbers, curves = found["corruptions"]["numbers"], found["corruptions"]["curves"]
+    assert numbers["as they are: mean Dice (%)"] == 100
+    assert not any(name.startswith(("rotate", "shear", "scale", "translate")) for name in numbers)
+    turned = dict(curves["rotation"]["points"])
+    assert turned[90.0] == turned[180.0] == 100  # no pixel is interpolated
+    assert all(value > 90 for value in turned.values())
+    with pytest.raises(ValueError, match="expected a mask of the size of its image"):
+        evaluate(Subject(Threshold(), images, masks[:, 1:], target="masks"))
+
+
+def test_masks_turn_as_images_do():
+    masks = torch.randint(0, 3, (2, 8, 8))
+    assert torch.equal(turned_masks(masks, 90.0), masks.rot90(1, (1, 2)))
+    masks[0, 2, 3] = -100
+    turned = turned_masks(masks, 30.0)
+    assert (turned[:, 0, 0] == -100).all()  # comes in from outside
+    assert ((turned >= 0) | (turned == -100)).all()

@@ -60,7 +60,8 @@ def test_what_is_no_file_of_results(tmp_path, content, said):
 
 def test_values_are_in_the_unit_of_the_table():
     assert (load_recipe(ROW).unit, load_recipe("quickstart").unit) == ("test error", "test accuracy")
-    assert (in_unit(0.9151, "test error"), in_unit(0.9151, "test accuracy")) == (8.49, 91.51)
+    metrics = {"test/accuracy": 0.9151, "test/dice": 0.5}
+    assert [in_unit(metrics, f"test {unit}") for unit in ("error", "accuracy", "Dice")] == [8.49, 91.51, 50]
 
 
 def test_the_table_of_a_paper():

@@ -602,7 +602,7 @@ def trained(model: Classifier, data: LabeledData) -> Trainer:
 
 def test_numbers_are_standardized_in_the_loss():
     numbers = torch.stack([torch.arange(16.0), 1000 * torch.arange(16.0).square()], 1)
-    model = Classifier(ToScores(), nn.MSELoss(), 2, numbers=True, optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
+    model = Classifier(ToScores(), nn.MSELoss(), 2, predicts="numbers", optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
     trainer = trained(model, OfTargets("numbers", numbers))
     torch.testing.assert_close(model.mean, numbers.mean(0))
     torch.testing.assert_close(model.deviation, numbers.std(0, correction=0))
@@ -614,18 +614,18 @@ def test_numbers_are_standardized_in_the_loss():
 
 
 def test_numbers_need_labels_of_numbers():
-    model = Classifier(ToScores(), nn.MSELoss(), 2, numbers=True)
+    model = Classifier(ToScores(), nn.MSELoss(), 2, predicts="numbers")
     with pytest.raises(ValueError, match=r"needs a data set of torchcaps.data with labels \(n, 2\), and the training"):
         trained(model, OfTargets("numbers", torch.arange(16)))
     for options in ({"labels_per_image": None}, {"class_weights": [1.0, 2.0]}):
-        with pytest.raises(ValueError, match="numbers=True needs labels_per_image=1"):
-            Classifier(ToScores(), nn.MSELoss(), 2, numbers=True, **options)
+        with pytest.raises(ValueError, match="predicts='numbers' needs labels_per_image=1"):
+            Classifier(ToScores(), nn.MSELoss(), 2, predicts="numbers", **options)
 
 
 @pytest.mark.parametrize("precision", ["16-true", "bf16-true"])
 def test_numbers_are_not_rounded(precision):
     """bfloat16 has no year between 2000 and 2008."""
-    model = Classifier(ToScores(), nn.MSELoss(), 2, numbers=True)
+    model = Classifier(ToScores(), nn.MSELoss(), 2, predicts="numbers")
     trainer = small_trainer(precision=precision)
     with pytest.raises(ValueError, match=f"{precision} rounds the numbers of the data: take bf16-mixed"):
         trainer.test(model, OfTargets("numbers", torch.rand(16, 2)))

@@ -409,6 +409,13 @@ KINDS: dict[str, dict[str, Any]] = {
         **{"data.flip": True, "trainer.gradient_clip_val": 1.0},
     },
     "several labels": OVERLAYS,
+    "masks": {
+        **{"data": {"class_path": "torchcaps.data.Cells", "init_args": {"batch_size": 8}}, "data.size": 16},
+        **{"data.train_size": 64, "data.flip": True, "data.val_size": 8, "model.reconstruction_weight": 0.0},
+        "model.network": {"class_path": "torchcaps.models.segcaps", "init_args": {"classes": 3, "features": 4}},
+        **{"model.network.decoder": False, "model.loss": "torchcaps.SegmentationLoss"},
+        **{"model.classes": 3, "model.predicts": "masks", "model.class_weights": "balanced"},
+    },
     "distorted": {
         **{"data": {"class_path": "torchcaps.data.MNIST", "init_args": {"batch_size": 4}}, "data.distort": True},
         **{"data.check_hashes": False, "model.network.image_size": 28},

@@ -95,6 +95,8 @@ def _file(options: argparse.Namespace, run: "Run", out: Path) -> None:
         has_logits = kind_of_scores(predict(run.network(), example)) == "logits"
         facts["scores"] = f"the probability of a label is {'sigmoid(score)' if has_logits else 'its score'}"
         facts["thresholds"] = run.thresholds.tolist()  # a label is predicted above its own
+    elif run.target == "masks":
+        facts["scores"] = "the class of a pixel is that with the highest score"
     elif run.target == "numbers":
         facts["scores"] = "numbers in the units of the training"
     if isinstance(data := run.data(), ArrayFolder):

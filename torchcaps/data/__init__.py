@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from torchcaps.data.affine_mnist import AffineMNIST
     from torchcaps.data.affnist import AffNIST
     from torchcaps.data.array_folder import ArrayFolder
+    from torchcaps.data.cells import Cells
     from torchcaps.data.cifar import CIFAR10, CIFAR100
     from torchcaps.data.cluttered import ClutteredDigits
     from torchcaps.data.digits import Digits
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
     from torchcaps.data.imagenet import ImageNet
     from torchcaps.data.images import ImageData
     from torchcaps.data.labeled import LabeledData
+    from torchcaps.data.mask_folder import MaskFolder
+    from torchcaps.data.masks import MaskData, Scenes
     from torchcaps.data.mnist import MNIST, FashionMNIST
     from torchcaps.data.multimnist import DiverseMultiMNIST, MultiMNIST
     from torchcaps.data.own_files import OwnFiles
     from torchcaps.data.pictures import read_picture
     from torchcaps.data.published import Published
+    from torchcaps.data.segmented_digits import SegmentedDigits
     from torchcaps.data.smallnorb import SmallNORB
     from torchcaps.data.sst import SST
     from torchcaps.data.stereo import Metadata, StereoData
@@ -43,6 +47,7 @@ __all__ = [
     "AffNIST",
     "AffineMNIST",
     "ArrayFolder",
+    "Cells",
     "ClutteredDigits",
     "DataError",
     "Digits",
@@ -56,10 +61,14 @@ __all__ = [
     "ImageFolder",
     "ImageNet",
     "LabeledData",
+    "MaskData",
+    "MaskFolder",
     "Metadata",
     "MultiMNIST",
     "OwnFiles",
     "Published",
+    "Scenes",
+    "SegmentedDigits",
     "SmallNORB",
     "StereoData",
     "StereoToys",

@@ -27,8 +27,13 @@ OF_SYSTEMS = (
     *("@eaDir", "#recycle", "@Recycle", "@__thumb", "__MACOSX"),
     *("$RECYCLE.BIN", "System Volume Information", "lost+found"),
 )
-RECIPES = ("own/images", "own/numbers", "own/arrays")  # whose runs lie in folders of these names
+RECIPES = ("own/images", "own/numbers", "own/arrays", "own/masks")  # whose runs lie in folders of these names
 FOLDER = "folder"  # value of `group`
+IMAGES, MASKS = "images", "masks"  # folders of pictures and their masks
+MASK_ENDINGS = ("", "_mask", "_label", "_seg")  # behind the name of the picture
+EXPECTED_MASKS = (
+    f"expected a folder with {IMAGES}/NAME.png and {MASKS}/NAME.png, or with folders train, val and test that have both"
+)
 # Patterns for what names of files of one object share: all but the place of a tile, their last word, a letter behind
 # a number, or a number behind another.
 STEMS = (r"(.+?)[ _-]?x\d+[ _-]?y\d+", r"(.+)[ _-]", r"(.*\d)[a-zA-Z]$", r"(.*\d)\D+\d+$")
@@ -54,7 +59,7 @@ class FileList(NamedTuple):
     """Files that were found.
 
     Fields:
-        labels: the class, the labels or the numbers of each file, by its path in the folder.
+        labels: the class, the labels or the numbers of each file, or the path of its mask, by its path in the folder.
         parts: the part in whose folder it lies; empty if the folder has no folders of parts.
         groups: its group, such as a patient; empty if there are no groups.
         others: paths of files of another kind.
@@ -120,6 +125,79 @@ def files_in_folders(folder: Path, kind: FileKind, group: str | None = None) -> 
     if group is None:
         doubts += _doubts(folder, kind.noun, in_class, classes, parts)
     return FileList({**classes}, parts, groups, others, left_out, doubts)
+
+
+def files_with_masks(folder: Path, kind: FileKind, group: str | None = None, skip_bad: bool = False) -> FileList:
+    """Find the pictures in a folder `images`, and the mask of each in a folder `masks`, or in both of each part.
+
+    Args:
+        folder: the folder of both.
+        kind: kind of the files.
+        group: see `OwnFiles`.
+        skip_bad: whether pictures without a mask are left out. Otherwise they are an error.
+
+    Raises:
+        DataError: there are no such folders, or names in them do not fit together.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: {EXPECTED_MASKS}")
+    homes = _folders_of_parts(folder, kind.noun)
+    labels: dict[str, Label] = {}
+    parts: dict[str, Part] = {}
+    in_images: dict[str, PurePath] = {}  # paths in the folder of the pictures
+    others: list[str] = []
+    without: list[str] = []  # pictures without a mask
+    alone: list[str] = []  # masks without a picture
+
+    def inside(path: Path) -> str:
+        return path.relative_to(folder).as_posix()
+
+    for home in homes or [folder]:
+        pictures, masks = (_by_stem(home, name, kind, others, folder) for name in (IMAGES, MASKS))
+        for ending in MASK_ENDINGS:
+            called = {stem.removesuffix(ending): path for stem, path in masks.items() if stem.endswith(ending)}
+            if pictures.keys() <= called.keys():
+                break
+        else:
+            called = masks
+        for stem, path in pictures.items():
+            if stem not in called:
+                without.append(inside(path))
+                continue
+            labels[inside(path)] = inside(called[stem])
+            in_images[inside(path)] = PurePath(stem)
+            if homes:
+                parts[inside(path)] = FOLDERS[home.name.lower()]
+        alone += [inside(path) for stem, path in called.items() if stem not in pictures]
+    if without and not (skip_bad and labels):
+        raise DataError(
+            f"{folder}: {counted(len(without), kind.noun)} without a mask: {listed(without, MOST_BAD)}: a mask has the "
+            f"name of its {kind.noun}, perhaps with {', '.join(MASK_ENDINGS[1:])} behind it: add the masks, or leave "
+            f"such {kind.noun}s out by --data.skip_bad true"
+        )
+    for paths, noun, lacks in ((without, kind.noun, "a mask"), (alone, "mask", f"a {kind.noun}")):
+        if paths:
+            say(f"{folder}: left out {counted(len(paths), noun)} without {lacks}: {listed(paths, MOST_BAD)}")
+    groups = _groups_of(in_images, kind.noun, group, folder)
+    doubts = [] if group else _doubts(folder, kind.noun, in_images, dict.fromkeys(labels, ""), parts)
+    return FileList(labels, parts, groups, others, [], doubts)
+
+
+def _by_stem(home: Path, name: str, kind: FileKind, others: list[str], folder: Path) -> dict[str, Path]:
+    """Return the pictures in the folder of this name, by their paths in it without endings. Add other files to
+    `others`."""
+    place = next((path for path in _folders(home) if path.name.lower() == name), None)
+    files, rest = find_files(place, kind.suffixes) if place is not None else ([], [])
+    if place is None or not files:
+        lacks = f"there is no folder {name} in it" if place is None else f"there are no {kind.noun}s in {place.name}"
+        raise DataError(f"{home}: {lacks}: {EXPECTED_MASKS}")
+    others += [path.relative_to(folder).as_posix() for path in rest]
+    by_stem: dict[str, Path] = {}
+    for path in files:
+        stem = path.relative_to(place).with_suffix("").as_posix()
+        if (first := by_stem.setdefault(stem, path)) != path:
+            raise DataError(f"{path}: {first.name} has the same name: keep one, since a {kind.noun} has one mask")
+    return by_stem
 
 
 def files_in_table(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchcaps.data.copies import near_copies
 from torchcaps.data.files import DataError
 from torchcaps.data.images import FileSet, ImageData, color_jitter
+from torchcaps.data.labeled import LabeledSet
 from torchcaps.data.notes import listed, say
 from torchcaps.data.order import evenly_chosen
 from torchcaps.data.own_files import OwnFiles
@@ -70,6 +71,8 @@ class ImageFolder(OwnFiles, ImageData):
     """
 
     padding = "replicate"
+    largest = MOST_PIXELS  # side of images if none is given, which is a multiple of `step`
+    step = 1
 
     @checked
     def __init__(
@@ -94,7 +97,12 @@ class ImageFolder(OwnFiles, ImageData):
         self.shift, self.flip = size // 8 if "shift" in names else 0, "flip" in names
         if "color" in names and self.shape[0] == 3:
             self.jitter, self._jitter = JITTER, color_jitter(JITTER)
-        self._changes = nn.Sequential(*(_change(name, size) for name in ("rotate", "zoom", "erase") if name in names))
+        self._changes = nn.Sequential(*self._changes_by("bilinear"))
+
+    def _changes_by(self, resample: str) -> list[nn.Module]:
+        """Return the augmentations that turn, enlarge and erase, with their way to find a pixel between others."""
+        named = [name for name in ("rotate", "zoom", "erase") if name in self.augmentations]
+        return [_change(name, self.shape[1], resample) for name in named]
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:  # type: ignore[override]  # that of the pictures, if it was not given
@@ -104,7 +112,8 @@ class ImageFolder(OwnFiles, ImageData):
             channels = 3 if any_has_color(may_have_color) else 1
         if size is None:
             side = min if self.fit == "crop" else max  # of what is kept of a picture
-            size = min(MOST_PIXELS, median_low(side(x.width, x.height) for x in self._headers.values()))
+            median = median_low(side(x.width, x.height) for x in self._headers.values())
+            size = min(self.largest, -(-median // self.step) * self.step)
         return channels, size, size
 
     def network_arguments(self) -> dict[str, Any]:
@@ -146,7 +155,7 @@ class ImageFolder(OwnFiles, ImageData):
         self._readings |= zip(paths, readings, strict=True)
         return [reading.error for reading in readings]
 
-    def _samples(self, part: Part, paths: list[str], labels: Tensor) -> FileSet:
+    def _samples(self, part: Part, paths: list[str], labels: Tensor) -> LabeledSet:
         if part == "train":
             self._say_what_is_dark(paths)
             self._say_what_is_there_twice(paths)
@@ -238,11 +247,15 @@ class ImageFolder(OwnFiles, ImageData):
         return readable
 
 
-def _change(name: str, size: int) -> nn.Module:
+def _change(name: str, size: int, resample: str) -> nn.Module:
     from kornia.augmentation import RandomErasing, RandomResizedCrop, RandomRotation  # slow to import
 
     if name == "rotate":
-        return RandomRotation(15.0, p=1.0)
+        return RandomRotation(15.0, resample=resample, p=1.0)
     if name == "zoom":
-        return RandomResizedCrop((size, size), scale=(0.5, 1.0), ratio=(0.9, 1.1), p=1.0)
+        # Of the nearest pixels, "slice" takes those half a pixel beside the places that are interpolated.
+        mode = "slice" if resample == "bilinear" else "resample"
+        return RandomResizedCrop(
+            (size, size), scale=(0.5, 1.0), ratio=(0.9, 1.1), resample=resample, cropping_mode=mode, p=1.0
+        )
     return RandomErasing(scale=(0.02, 0.33), p=0.5)

@@ -270,15 +270,13 @@ class ImageData(FileData):
 
         This happens on the device of the images, with torch's default generator.
         """
-        images = self._enlarged(images)
-        if self.shift or self.resize:
-            images = self._cropped(images)
-        if self.flip:
-            mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
-            images = torch.where(mirrored, self._mirrored(images), images)
-        if self._jitter is not None:
-            images = self._jitter(images)
-        return images
+        images = self._moved(self._enlarged(images))
+        return images if self._jitter is None else self._jitter(images)
+
+    def augmented(self, batch: Batch) -> Batch:
+        """Return a training batch with images that were augmented, see `augment`."""
+        images, *rest = batch
+        return self.augment(images), *rest
 
     @checked
     def center(self, images: Tensor) -> Tensor:
@@ -295,10 +293,23 @@ class ImageData(FileData):
         crops = torch.stack(self._at_places(self._enlarged(images)), 1)
         return torch.cat([crops, self._mirrored(crops)], 1)
 
+    def _moved(self, images: Tensor) -> Tensor:
+        """Crop, shift and mirror each of the images independently."""
+        if self.shift or self.resize:
+            images = self._cropped(images)
+        if self.flip:
+            mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+            images = torch.where(mirrored, self._mirrored(images), images)
+        return images
+
+    def _padded(self, images: Tensor) -> Tensor:
+        """Pad images by `shift`."""
+        return pad(images, (self.shift,) * 4, mode=self.padding)
+
     def _cropped(self, images: Tensor) -> Tensor:
-        """Pad images by `shift`, and crop each one at a random place. One operator does it for all of them."""
+        """Pad images, and crop each one at a random place. One operator does it for all of them."""
         height, width = self.shape[1:]
-        images = pad(images, (self.shift,) * 4, mode=self.padding)
+        images = self._padded(images)
         left, top = (
             (torch.rand(len(images), device=images.device) * (whole - part + 1)).long()
             for whole, part in zip((images.shape[-1], images.shape[-2]), (width, height), strict=True)
@@ -341,5 +352,5 @@ class ImageData(FileData):
             # Lightning has converted only floats to the precision of the run.
             images = _as_float(images).to(self.trainer.lightning_module.dtype)
         if self.trainer.training:
-            return self.augment(images), *rest
+            return self.augmented((images, *rest))
         return self.crops(images) if self.trainer.testing else self.center(images), *rest

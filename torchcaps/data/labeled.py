@@ -10,6 +10,7 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from torchcaps.capsules import IGNORED as IGNORED
 from torchcaps.data.order import AsStored, Order
 from torchcaps.data.streams import stream
 from torchcaps.utils.arguments import Count, CountOrZero, checked, shown
@@ -20,11 +21,12 @@ STAGES = ("fit", "validate", "test", "predict", None)  # what Lightning passes t
 # Not the run's seed: networks are comparable only if all learn the same labels.
 LABEL_SEEDS = {"fit": 0, "validate": 1}
 
-TargetKind = Literal["class", "labels", "numbers"]
+TargetKind = Literal["class", "labels", "numbers", "masks"]
 TERMS: dict[TargetKind, tuple[str, str]] = {  # for one of what is predicted, and for several
     "class": ("class", "classes"),
     "labels": ("label", "labels"),
     "numbers": ("number", "numbers"),
+    "masks": ("class", "classes"),
 }
 
 Batch = tuple[Any, ...]  # inputs (a tensor or a tuple of tensors), labels, and other tensors of some data sets
@@ -87,7 +89,9 @@ class LabeledData(LightningDataModule):
 
     - "class": a class of each sample, (n,) int64;
     - "labels": any number of labels, (n, classes) float32 of 0 and 1;
-    - "numbers": real numbers, (n, classes) float32; `classes` is how many, and `names` are what they are called.
+    - "numbers": real numbers, (n, classes) float32; `classes` is how many, and `names` are what they are called;
+    - "masks": a class of each pixel. Batches have masks (batch, height, width) int64, -100 where a pixel does not
+      count. The labels of a set are how many pixels of each class a sample has, (n, classes) int64.
 
     Order of the calls, with a Trainer and for MNIST:
 

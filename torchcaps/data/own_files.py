@@ -165,7 +165,7 @@ class OwnFiles(LabeledData):
         trained, tested = (
             target.counts(self._files[path] for path in paths if self.parts[path] == part) for part in ("train", "test")
         )
-        names = [] if self.target == "numbers" else self.names
+        names = self.names if self.target in ("class", "labels") else []
         if self.target == "labels" and (unknown := [name for name in names if name not in trained]):
             say(f"labels that no training {noun} has, so that a network cannot learn them: {listed(unknown)}")
         if alone := [f"{name} ({trained[name]})" for name in names if name not in tested]:
@@ -295,7 +295,7 @@ class OwnFiles(LabeledData):
 
     @property
     def _files(self) -> dict[str, Label]:
-        """The class, the labels or the numbers of each file, by its path in the folder."""
+        """The class, the labels, the numbers or the mask of each file, by its path in the folder."""
         return self._listed.labels
 
     @cached_property

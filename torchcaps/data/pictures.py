@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from torchcaps.data.files import DataError
@@ -21,7 +21,9 @@ from torchcaps.utils.arguments import Count, checked
 from torchcaps.utils.checks import counted
 
 R = TypeVar("R")
+T = TypeVar("T")
 Fit = Literal["crop", "pad", "stretch"]
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 Window = tuple[float, float]  # the numbers that become black and white, of pixels with more than 8 bits
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -29,6 +31,7 @@ SUFFIXES = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".
 ENOUGH = 256  # pixels of a side in which colors are looked for
 FAR_OFF = 0.001  # share of the darkest, and of the brightest, pixels of a picture that do not count in a window
 QUEUED = 64  # files that wait for a thread
+WHOLE = 2**16  # no side of a JPEG is longer
 THUMBNAIL = 32  # side of the small gray picture by which near copies are found
 GRAY_MODES = ("1", "L", "LA", "La")
 TURNS = {  # what makes a picture upright, by its orientation in EXIF
@@ -66,7 +69,7 @@ def read_picture(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of damaged metadata
-        return _as_tensor(_read(path, shape, fit, window))
+        return as_tensor(_read(path, shape, fit, window))
 
 
 def _read(path: Path, shape: tuple[int, int, int], fit: Fit, window: Window | None) -> Image.Image:
@@ -74,29 +77,75 @@ def _read(path: Path, shape: tuple[int, int, int], fit: Fit, window: Window | No
     channels, height, width = shape
     if channels not in (1, 3):
         raise DataError(f"{path}: pictures have 1 or 3 channels, and the network takes images of {channels}")
-    size, pillow_filter = (width, height), Image.Resampling.BICUBIC
-    with _opened(path, 4 * max(size)) as picture:
-        upright = _eight_bits(picture, window, path).convert("L" if channels == 1 else "RGB")
-        # Not by exif_transpose, which also writes the EXIF anew, and cannot if one of its tags is of a wrong type.
-        if (orientation := picture.getexif().get(0x0112)) in TURNS:
-            upright = upright.transpose(TURNS[orientation])
-        if fit == "crop":
-            return ImageOps.fit(upright, size, pillow_filter)
-        if fit == "stretch":
-            return upright.resize(size, pillow_filter)
-        # As in ImageOps.pad, but that rounds the side of a narrow picture to 0.
-        if (ratio := upright.width / upright.height) > width / height:
-            inner = width, max(1, round(upright.height / upright.width * width))
-        else:
-            inner = max(1, round(ratio * height)), height
-        fitted = Image.new(upright.mode, size, _border(upright))
-        place = round((width - inner[0]) / 2), round((height - inner[1]) / 2)
-        fitted.paste(upright.resize(inner, pillow_filter), place)
-        return fitted
+    upright = read_upright(path, channels, window, 4 * max(height, width))
+    border = border_of(upright) if fit == "pad" else 0
+    return fitted(upright, (width, height), fit, Image.Resampling.BICUBIC, border)
+
+
+def read_upright(path: Path, channels: int, window: Window | None, side: int = WHOLE) -> Image.Image:
+    """Read a picture file in its own size, or a large JPEG in a fraction of it with at least `side` pixels to each
+    side."""
+    with opened(path, side) as picture:
+        return turned(_eight_bits(picture, window, path).convert("L" if channels == 1 else "RGB"), picture)
+
+
+def turned(pixels: Image.Image, picture: Image.Image) -> Image.Image:
+    """Return pixels upright, as the metadata of the picture that they are from says."""
+    # Not by exif_transpose, which also writes the EXIF anew, and cannot if one of its tags is of a wrong type.
+    orientation = picture.getexif().get(0x0112)
+    return pixels.transpose(TURNS[orientation]) if orientation in TURNS else pixels
+
+
+def upright_size(path: Path) -> tuple[int, int]:
+    """Return the width and the height of a picture that is upright."""
+    with opened(path) as picture:
+        width, height = picture.size
+        return (height, width) if picture.getexif().get(0x0112) in (5, 6, 7, 8) else (width, height)
+
+
+def placement(picture: tuple[int, int], image: tuple[int, int], fit: Fit) -> tuple[Box, tuple[int, int, int, int]]:
+    """Return the part of a picture that an image shows, and where in the image it is.
+
+    Args:
+        picture, image: width and height.
+        fit: see `read_picture`.
+
+    Returns:
+        Two boxes: left, top, right and bottom.
+    """
+    (wide, high), (width, height) = picture, image
+    if fit == "stretch" or wide / high == width / height:
+        return (0, 0, wide, high), (0, 0, width, height)
+    is_wider = wide / high > width / height
+    if fit == "crop":  # as in ImageOps.fit
+        across, down = (width / height * high, high) if is_wider else (wide, wide / (width / height))
+        left, top = (wide - across) * 0.5, (high - down) * 0.5
+        return (left, top, left + across, top + down), (0, 0, width, height)
+    # As in ImageOps.pad, but that rounds the side of a narrow picture to 0.
+    across, down = width, height
+    if is_wider:
+        down = max(1, round(high / wide * width))
+    else:
+        across = max(1, round(wide / high * height))
+    left, top = round((width - across) / 2), round((height - down) / 2)
+    return (0, 0, wide, high), (left, top, left + across, top + down)
+
+
+def fitted(
+    picture: Image.Image, size: tuple[int, int], fit: Fit, pillow_filter: Image.Resampling, border: Any
+) -> Image.Image:
+    """Return an image of this width and height that shows a picture, see `placement`, with a border of one color."""
+    part, (left, top, right, bottom) = placement(picture.size, size, fit)
+    inner = picture.resize((right - left, bottom - top), pillow_filter, box=part)
+    if inner.size == size:
+        return inner
+    image = Image.new(picture.mode, size, border)
+    image.paste(inner, (left, top))
+    return image
 
 
 @contextmanager
-def _opened(path: Path, side: int) -> Iterator[Image.Image]:
+def opened(path: Path, side: int = WHOLE) -> Iterator[Image.Image]:
     """Within this context a picture is open, and its pixels are read; a large JPEG only at a fraction of its size, with
     at least `side` pixels to each side. What goes wrong with it is a DataError."""
     try:
@@ -113,14 +162,14 @@ def _opened(path: Path, side: int) -> Iterator[Image.Image]:
         raise DataError(f"{path} is not a picture that can be read{reason}: {advice}") from None
 
 
-def _as_tensor(picture: Image.Image) -> Tensor:
+def as_tensor(picture: Image.Image) -> Tensor:
     pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
     return pixels.view(picture.height, picture.width, len(picture.getbands())).movedim(-1, 0)
 
 
 def _eight_bits(picture: Image.Image, window: Window | None, path: Path) -> Image.Image:
     """Return a picture without transparency and with 8 bits per channel."""
-    if _is_deep(picture.mode):
+    if is_deep(picture.mode):
         pixels = np.asarray(picture)
         least, most = _range(pixels)
         low, high = window or _window_of_bits(least, most)
@@ -151,7 +200,7 @@ def _share_beyond(pixels: np.ndarray, low: float, high: float) -> float:
     return float(np.mean((pixels <= low - level) | (pixels >= high + level)))
 
 
-def _is_deep(mode: str) -> bool:
+def is_deep(mode: str) -> bool:
     """Return whether pictures of a mode of Pillow are gray with more than 8 bits per pixel."""
     return mode == "F" or mode.startswith("I")
 
@@ -182,7 +231,7 @@ def _window_of_bits(least: float, most: float) -> Window:
     return window_of([(least, most)])
 
 
-def _border(picture: Image.Image) -> Any:
+def border_of(picture: Image.Image) -> Any:
     """Return the median color of a picture's border."""
     pixels = np.asarray(picture)
     edge = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
@@ -216,15 +265,15 @@ def read_header(path: Path) -> Header | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(path, formats=FORMATS) as picture:
-                is_deep = _is_deep(picture.mode)
-                is_gray = is_deep or picture.mode in GRAY_MODES
+                deep = is_deep(picture.mode)
+                is_gray = deep or picture.mode in GRAY_MODES
                 # MPO: a photograph with a preview beside it.
                 frames = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
                 if palette := picture.getpalette() if picture.mode == "P" else None:
                     colors = np.array(palette).reshape(-1, 3)  # the colors of a palette may all be gray
                     is_gray = bool((colors == colors[:, :1]).all())
-                is_cut = not is_deep and ";16" in str([tile[3] for tile in picture.tile])
-                return Header(*picture.size, is_gray, is_deep, is_cut, frames)
+                is_cut = not deep and ";16" in str([tile[3] for tile in picture.tile])
+                return Header(*picture.size, is_gray, deep, is_cut, frames)
     except Exception:  # damaged bytes make Pillow raise errors of many types
         return None
 
@@ -234,7 +283,7 @@ def any_has_color(paths: Sequence[Path]) -> bool:
 
     def has_color(path: Path) -> bool:
         try:
-            with _opened(path, ENOUGH) as picture:
+            with opened(path, ENOUGH) as picture:
                 pixels = np.asarray(_eight_bits(picture, None, path).convert("RGB"))
         except DataError:
             return False
@@ -247,7 +296,7 @@ def range_of(path: Path) -> tuple[float, float] | None:
     """Return the smallest and the largest value of a picture's pixels, without a thousandth at each end, which may be
     hot pixels; None if it cannot be read or has none."""
     try:
-        with _opened(path, ENOUGH) as picture:
+        with opened(path, ENOUGH) as picture:
             pixels = np.asarray(picture)
             return _range(pixels) if np.isfinite(pixels).any() else None
     except DataError:
@@ -283,7 +332,7 @@ def read_all(
     return list(in_threads(check, paths, f"reading {counted(len(paths), 'picture')}"))
 
 
-def in_threads(function: Callable[[Path], R], paths: Sequence[Path], description: str) -> Iterator[R]:
+def in_threads(function: Callable[[T], R], paths: Sequence[T], description: str) -> Iterator[R]:
     """Yield what a function returns for each picture file, with a progress bar."""
     # Pillow decodes without Python's lock.
     with warnings.catch_warnings(), ThreadPoolExecutor(2) as threads, progress_bar() as progress:

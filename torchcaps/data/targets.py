@@ -17,7 +17,7 @@ from torchcaps.data.table import Table
 from torchcaps.utils.arguments import LARGEST
 from torchcaps.utils.checks import counted
 
-Label = str | tuple[str, ...] | tuple[float, ...]  # of a sample: its class, its labels or its numbers
+Label = str | tuple[str, ...] | tuple[float, ...]  # of a sample: its class or mask, its labels or its numbers
 PRESENT, ABSENT = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no")  # values of the column of a label
 SEPARATORS = "|;,"  # of labels, where none was given
 ENOUGH_ALIKE = 20  # samples with the same labels, of which the same share is in every part
@@ -28,8 +28,9 @@ class Target(NamedTuple):
     """What is predicted, and the columns of a table that have it.
 
     Fields:
-        kind: "class", "labels" or "numbers", see `LabeledData`.
-        columns: the column of the classes, the column of all labels, or a column for each label or number.
+        kind: see `LabeledData`.
+        columns: the column of the classes, the column of all labels, or a column for each label or number; none for
+            masks.
         separator: what stands between the labels in their column; None for other targets.
         option: what the user sets to choose the columns, such as "data.label".
     """
@@ -141,7 +142,9 @@ class Target(NamedTuple):
         ]
 
     def names_of(self, label: Label) -> tuple[str, ...]:
-        """Return the class or the labels of a sample; none for numbers."""
+        """Return the class or the labels of a sample; none for numbers and masks."""
+        if self.kind == "masks":
+            return ()
         if isinstance(label, str):
             return (label,)
         return tuple(name for name in label if isinstance(name, str))

@@ -47,16 +47,19 @@ CALLS = {
     "class": "run.probabilities(inputs)  # (batch, {})",
     "labels": "run.probabilities(inputs) > run.thresholds  # (batch, {}), which labels are predicted",
     "numbers": "run.scores(inputs)  # (batch, {}), in the units of the training",
+    "masks": "run.probabilities(inputs)  # (batch, {}, height, width)",
 }
 LIMITS = {
     "class": "It knows its {} classes only: an input of any other kind gets one of them too.",
     "labels": "It knows its {} labels only: an input of any other kind may get some of them too.",
     "numbers": "It gives {} numbers for every input, also for one of any other kind.",
+    "masks": "It knows its {} classes only: a pixel of anything else gets one of them too.",
 }
 METRICS = {
     "class": {"accuracy": "accuracy"},
     "labels": {"exact_match": "exact_match", "f1": "macro_f1"},
     "numbers": {"r_squared": "r2"},
+    "masks": {"dice": "dice", "mean_iou": "iou"},
 }
 
 
@@ -75,8 +78,9 @@ def model_card(run: Run, place: str, license: str) -> str:
     network, data = run.network_name, name_of(values["data"])
     title = f"{network} on {data}"
     kinds = ((TextData, "text-classification"), (ImageData, "image-classification"))
-    classifies = [task for kind, task in kinds if isinstance(run.data(), kind) and run.target != "numbers"]
-    task, metrics = next(iter(classifies), "other"), about.get("metrics")
+    classifies = [task for kind, task in kinds if isinstance(run.data(), kind) and run.target in ("class", "labels")]
+    task = "image-segmentation" if run.target == "masks" else next(iter(classifies), "other")
+    metrics = about.get("metrics")
     values_of: Mapping[str, Any] = metrics if isinstance(metrics, Mapping) else {}
     results = [
         EvalResult(task, data.lower(), data, kind, value, metric_name=f"test {name.replace('_', ' ')}")

@@ -51,7 +51,7 @@ def export(
     float64; its file may be twice as far from these, with a warning.
 
     Args:
-        network: network that returns a Prediction, or its scores alone.
+        network: network that returns a Prediction, a Segmentation, or its scores alone.
         example: images `(batch, channels, height, width)`, or embeddings `(batch, tokens, layers, width)` and a mask
             `(batch, tokens)`, in the range and the type that the file will be given.
         path: the file; its name ends in `.onnx` or `.pt2`.
@@ -64,7 +64,7 @@ def export(
         The largest difference between an output of the file and one of the network, for the example.
 
     Raises:
-        TypeError: the network returns neither a Prediction nor a tensor.
+        TypeError: the network returns none of these.
         ValueError: an argument does not fit the others, the network cannot be exported, or the file computes something
             else than the network.
         ImportError: a package is missing that the target needs.
@@ -98,7 +98,7 @@ def export(
                 "export one that draws none, such as a routing with another `start`"
             )
         for scores, *_ in expected:
-            check_scores(scores)
+            check_scores(scores.movedim(1, -1))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # scores that are all 0, for example
             expected += outputs_of(reference, batches[len(SIZES) :])

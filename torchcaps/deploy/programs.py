@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
-from torchcaps.capsules import Prediction
+from torchcaps.capsules import Prediction, Segmentation
 from torchcaps.measures.predicting import has_decoder
 from torchcaps.nn import RoutingPool2d
 from torchcaps.nn.layer import CapsuleLayer
@@ -36,10 +36,10 @@ class Program(nn.Module):
     def _outputs(self, prediction: Any) -> Tensor | tuple[Tensor, Tensor]:
         if isinstance(prediction, Tensor) and not self.decoder:
             return prediction
-        if not isinstance(prediction, Prediction):
+        if not isinstance(prediction, Prediction | Segmentation):
             raise TypeError(
-                "a network that is exported must return a torchcaps.Prediction, or a tensor of scores if there is no "
-                f"decoder, got {shown_with_type(prediction)}"
+                "a network that is exported must return a torchcaps.Prediction or Segmentation, or a tensor of scores "
+                f"if there is no decoder, got {shown_with_type(prediction)}"
             )
         network: Any = self.network
         scores = prediction.evidence

@@ -42,6 +42,7 @@ def random_affine(subject: Subject) -> tuple[Tensor, dict[str, Tensor]]:
 
 def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
+    subject.need_classes()
     images = subject.images
     if math.prod(images.shape[2:]) < 64:
         raise DoesNotApply(f"images of {images.shape[2]}x{images.shape[3]} pixels are too small to transform")

@@ -16,6 +16,7 @@ import torch
 from kornia.filters import canny, gaussian_blur2d
 from torch import Tensor
 
+from torchcaps.capsules import IGNORED
 from torchcaps.evaluate.subject import BATCH, Curve, DoesNotApply, Outcome, Protocol, Subject
 from torchcaps.measures.transforms import affine
 
@@ -207,6 +208,18 @@ CORRUPTIONS: dict[str, Corruption] = {
 }
 
 
+MOVING = ("shear", "scale", "rotate", "translate")  # which a mask would have to follow
+
+
+def turned_masks(masks: Tensor, angle: float) -> Tensor:
+    """Return masks `(n, height, width)` that are turned by an angle in degrees, counterclockwise; what enters them does
+    not count."""
+    classes = int(masks.max()) + 1
+    present = torch.stack([(masks == label).float() for label in range(classes)], 1)
+    shares, labels = affine(present, rotation=angle).max(1)
+    return labels.where(shares > 0, IGNORED)
+
+
 def corrupted(images: Tensor, name: str, generator: torch.Generator) -> Tensor:
     """Return images in [0, 1] with one of the corruptions."""
     parts = [CORRUPTIONS[name](batch.clone(), generator).clamp(0, 1) for batch in images.split(BATCH)]
@@ -219,20 +232,22 @@ def run(subject: Subject) -> Outcome:
     if not 16 <= min(images.shape[2:]) <= max(images.shape[2:]) <= 256:
         raise DoesNotApply(f"images have {images.shape[2]}x{images.shape[3]} pixels, and 16 to 256 are needed")
     points: list[tuple[float | str, float]] = [("as they are", subject.accuracy(images))]
-    for name in CORRUPTIONS:
+    names = [name for name in CORRUPTIONS if subject.target != "masks" or name not in MOVING]
+    for name in names:
         subject.progress(f"corruptions: {name}")
         points.append((name.replace("_", " "), subject.accuracy(corrupted(images, name, subject.generator()))))
-    points.append(("mean of the corruptions", sum(value for _, value in points[1:]) / len(CORRUPTIONS)))
+    points.append(("mean of the corruptions", sum(value for _, value in points[1:]) / len(names)))
     subject.progress("corruptions: rotation")
     rotated: list[tuple[float | str, float]] = [(0.0, points[0][1])]
     for angle in ROTATIONS:
         turned = affine(images, rotation=float(angle), padding=subject.padding)
-        rotated.append((float(angle), subject.accuracy(turned)))
+        labels = turned_masks(subject.labels, float(angle)) if subject.target == "masks" else None
+        rotated.append((float(angle), subject.accuracy(turned, labels)))
     curves = {
-        "corruptions": Curve("", "accuracy (%)", points),
-        "rotation": Curve("rotation (degrees)", "accuracy (%)", rotated),
+        "corruptions": Curve("", subject.measure, points),
+        "rotation": Curve("rotation (degrees)", subject.measure, rotated),
     }
-    return Outcome({f"{name}: accuracy (%)": value for name, value in points}, curves)
+    return Outcome({f"{name}: {subject.measure}": value for name, value in points}, curves)
 
 
 PROTOCOL = Protocol(

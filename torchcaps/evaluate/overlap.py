@@ -34,6 +34,7 @@ def pairs(images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[T
 
 def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
+    subject.need_classes()
     images, labels = subject.images, subject.labels
     if labels.dim() == 2:
         what = "its labels are predicted" if subject.target == "labels" else "all classes have the highest scores"

@@ -41,14 +41,18 @@ def evaluate(subject: Subject, protocols: Sequence[str] | None = None) -> dict[s
     images, labels = subject.images, subject.labels
     if not len(images):
         raise ValueError("there is no image to test on: give at least one")
-    classes = subject.scores(images[:1]).shape[1]
-    if labels.shape not in ((len(images),), (len(images), classes)):
-        raise ValueError(
-            f"expected labels of shape ({len(images)},) or ({len(images)}, {classes}), as there are {len(images)} "
-            f"images and {classes} classes, got {shown(labels)}"
-        )
-    if labels.dim() == 1:
-        check_labels(labels, classes, labels.device)
+    if subject.target == "masks":
+        if labels.shape != (len(images), *images.shape[2:]):
+            raise ValueError(f"expected a mask of the size of its image for each image, got {shown(labels)}")
+    else:
+        classes = subject.scores(images[:1]).shape[1]
+        if labels.shape not in ((len(images),), (len(images), classes)):
+            raise ValueError(
+                f"expected labels of shape ({len(images)},) or ({len(images)}, {classes}), as there are {len(images)} "
+                f"images and {classes} classes, got {shown(labels)}"
+            )
+        if labels.dim() == 1:
+            check_labels(labels, classes, labels.device)
     names = PROTOCOL_NAMES if protocols is None else list(protocols)
     for name in names:
         check_choice("protocols", name, PROTOCOLS)

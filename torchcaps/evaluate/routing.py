@@ -114,6 +114,7 @@ def changes(generator: torch.Generator) -> dict[str, Change]:
 
 def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
+    subject.need_classes()
     network = subject.network
     layers = routing_layers(network)
     if not layers:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torchcaps.data.labeled import TargetKind
 from torchcaps.measures.accuracy import is_right
 from torchcaps.measures.labels import DEFAULT, label_probabilities
-from torchcaps.measures.predicting import as_prediction, predict, run_network
+from torchcaps.measures.masks import dice_of, overlaps
+from torchcaps.measures.predicting import as_prediction, predict, run_network, segment
 from torchcaps.measures.transforms import Padding, on_black
 
 BATCH = 100
@@ -76,7 +77,8 @@ class Subject:
             scores where there are none.
         images: test images in [0, 1], `(n, channels, height, width)`, on the CPU and in random order: some protocols
             take the first ones only, or fit on the first and test on the last.
-        labels: their classes `(n,)`, or 1 for each class of an image and 0 for the others, `(n, classes)`, or numbers.
+        labels: their classes `(n,)`, or 1 for each class of an image and 0 for the others, `(n, classes)`, or numbers,
+            or masks `(n, height, width)`.
         held_out: images and labels that neither the training nor the test has seen, for thresholds; or None.
         loss: loss of the training, a function of the scores (or the activations) and the labels.
         seed: seed of all random numbers.
@@ -104,9 +106,9 @@ class Subject:
         return torch.Generator().manual_seed(self.seed)
 
     def need_classes(self) -> None:
-        """Raise `DoesNotApply` if the network predicts numbers."""
-        if self.target == "numbers":
-            raise DoesNotApply("the network predicts numbers, and this measures how it predicts classes")
+        """Raise `DoesNotApply` if the network predicts numbers or masks."""
+        if self.target in ("numbers", "masks"):
+            raise DoesNotApply(f"the network predicts {self.target}, and this measures classes of whole images")
 
     def need_one_label(self) -> None:
         """Raise `DoesNotApply` if images have several labels or numbers."""
@@ -125,7 +127,9 @@ class Subject:
 
     def accuracy(self, images: Tensor, labels: Tensor | None = None) -> float:
         """Return the percentage of images on which the network is right, see `right`; labels are by default those of
-        the subject."""
+        the subject. Of masks, return the mean Dice coefficient of the classes in percent."""
+        if self.target == "masks":
+            return 100 * float(dice_of(self._overlaps(images, self.labels if labels is None else labels)).nanmean())
         return percent(self.right(self.scores(images), self.labels if labels is None else labels))
 
     def right(self, scores: Tensor, labels: Tensor) -> Tensor:
@@ -135,6 +139,19 @@ class Subject:
         if self.target == "labels":
             return (self.predicted(scores) == (labels > 0)).all(1)
         return is_right(scores, labels)
+
+    def _overlaps(self, images: Tensor, masks: Tensor) -> Tensor:
+        """Return the numbers of pixels of all images, see `overlaps`."""
+        total = torch.zeros((), dtype=torch.long)
+        for batch, of_batch in zip(images.split(BATCH), masks.split(BATCH), strict=True):
+            probabilities = segment(self.network, batch).cpu()
+            total = total + overlaps(probabilities.argmax(1), of_batch, probabilities.shape[1]).sum(0)
+        return total
+
+    @property
+    def measure(self) -> str:
+        """What `accuracy` returns, with its unit."""
+        return "mean Dice (%)" if self.target == "masks" else "accuracy (%)"
 
     def predicted(self, scores: Tensor) -> Tensor:
         """Return the class of each image, `(n,)`, or whether each label is predicted, `(n, labels)`."""

@@ -204,7 +204,7 @@ def _layers_with_votes(network: nn.Module) -> list[str]:
 
 def _fits(material: Material) -> bool:
     samples = material.samples
-    if not material.states or samples.words or samples.labels is None:
+    if not material.states or samples.words or samples.labels is None or samples.target == "masks":
         return False
     return bool(_layers_with_votes(material.network))
 

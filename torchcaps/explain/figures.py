@@ -13,6 +13,7 @@ from torchcaps.explain.pixels import CREDIT
 from torchcaps.explain.pool_heatmaps import HEATMAPS, HEATMAPS_OF_GROUPS, HEATMAPS_OF_PICTURES
 from torchcaps.explain.poses import BY_AZIMUTH, BY_ELEVATION, TRAJECTORIES
 from torchcaps.explain.samples import Samples
+from torchcaps.explain.segmentation import MASKS
 from torchcaps.measures.axes import write
 from torchcaps.utils.arguments import checked
 
@@ -27,6 +28,7 @@ FIGURES = (
     CREDIT,
     RECONSTRUCTIONS,
     PERTURBATIONS,
+    MASKS,
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, Prediction
+from torchcaps.capsules import Capsules, Prediction, Segmentation
 from torchcaps.nn.modes import evaluating
 from torchcaps.utils.arguments import checked, is_row, shown, shown_with_type
 from torchcaps.utils.checks import one_line
@@ -112,6 +112,27 @@ def as_prediction(network: nn.Module, output: Any) -> Prediction:
         ) from None
     check_scores(evidence)
     return prediction
+
+
+@torch.no_grad()
+@checked
+def segment(network: nn.Module, images: Tensor) -> Tensor:
+    """Return the probabilities of the classes of each pixel, `(batch, classes, height, width)`.
+
+    Args:
+        network: network that returns a Segmentation; it is run in evaluation mode and left as it was.
+        images: `(batch, channels, height, width)`, on any device.
+
+    Raises:
+        TypeError: the network returns something else.
+        ValueError: its scores are NaN or infinite.
+    """
+    with evaluating(network):
+        output = run_network(network, images)
+    if not isinstance(output, Segmentation):
+        raise TypeError(f"{type(network).__name__} must return a Segmentation, got {shown_with_type(output)}")
+    check_scores(output.evidence.movedim(1, -1))
+    return output.probabilities.float()
 
 
 @torch.no_grad()

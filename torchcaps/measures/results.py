@@ -10,6 +10,7 @@ from torch import Tensor
 from torchcaps.measures.accuracy import balanced_accuracy, is_among
 from torchcaps.measures.calibration import calibrated_temperature, calibration_error
 from torchcaps.measures.labels import DEFAULT, OfLabel, best_thresholds, exact_match, of_each_label
+from torchcaps.measures.masks import OfClass, dice_of, mean_of, of_each_class
 from torchcaps.measures.numbers import OfNumber, of_each_number
 
 MOST = 1000  # samples with the largest errors in numbers
@@ -19,8 +20,10 @@ class Predicted(NamedTuple):
     """Samples of a validation or of a test.
 
     Fields:
-        targets: what is to be predicted: classes `(n,)`, labels `(n, labels)` or numbers `(n, numbers)`.
-        values: what is predicted: scores `(n, classes)`, probabilities `(n, labels)` or numbers `(n, numbers)`.
+        targets: what is to be predicted: classes `(n,)`, labels `(n, labels)`, numbers `(n, numbers)`, or how many
+            pixels of each class a mask has, `(n, classes)`.
+        values: what is predicted: scores `(n, classes)`, probabilities `(n, labels)`, numbers `(n, numbers)`, or how
+            many pixels are predicted to be of each class, and how many of these are, `(n, 2 * classes)`.
     """
 
     targets: Tensor
@@ -213,6 +216,47 @@ class NumberResults(Results):
         errors = (predicted - numbers) / numbers.std(0, correction=0).clamp_min(1e-12)
         places = errors.abs().amax(1).argsort(descending=True, stable=True)[:MOST].tolist()
         return Mistakes(places, ("numbers", "prediction"), [(_shown(numbers[i]), _shown(predicted[i])) for i in places])
+
+
+class MaskResults(Results):
+    """Results of a test of a class of each pixel."""
+
+    file = "masks"
+    header = ("class", "Dice", "IoU", "Dice of an image", "share of the pixels", "test images")
+    title = "Images with the lowest Dice coefficients"
+
+    def __init__(self, names: Sequence[str], tested: Predicted, held_out: Predicted | None) -> None:
+        super().__init__(names, tested, held_out)
+        measures = of_each_class(self._counts(tested))
+        self.metrics = self._metrics(measures)
+        if held_out is not None:
+            self.held_out_metrics = self._metrics(of_each_class(self._counts(held_out)))
+        means = OfClass(*(mean_of(column) for column in list(zip(*measures, strict=True))[:3]), 1, len(tested.targets))
+        for name, values in zip([*names, "mean of the classes"], [*measures, means], strict=True):
+            shares = ["" if x != x else f"{x:.4f}" for x in values[:4]]
+            self.rows.append((name, *shares, str(values.images)))
+
+    def _counts(self, samples: Predicted) -> Tensor:
+        return torch.cat(samples, 1).unflatten(1, (3, len(self.names)))
+
+    def _metrics(self, measures: Sequence[OfClass]) -> dict[str, float]:
+        means = {"iou": mean_of([x.iou for x in measures]), "dice_of_images": mean_of([x.of_images for x in measures])}
+        return means | {
+            f"dice/{name}": x.dice for name, x in zip(self.names, measures, strict=True) if x.dice == x.dice
+        }
+
+    def mistakes(self) -> Mistakes:
+        dice = dice_of(self._counts(self.tested))
+        means = dice.nanmean(1)
+        places = means.argsort(stable=True)[:MOST].tolist()
+        rows = []
+        for place in places:
+            of_classes = zip(dice[place].tolist(), self.names, strict=True)
+            worst, name = (
+                min((x, name) for x, name in of_classes if x == x) if means[place] == means[place] else (0, "")
+            )
+            rows.append((f"{means[place]:.4f}", f"{name} {worst:.4f}"))
+        return Mistakes(places, ("Dice", "lowest of a class"), rows)
 
 
 def _shown(numbers: Tensor) -> str:

@@ -17,7 +17,7 @@ from torchcaps.nn import CapsuleMap
 from torchcaps.routing import DynamicRouting
 from torchcaps.utils.arguments import Count, check_input, checked
 
-Variant = Literal["R3", "R1"]
+Variant = Literal["R3", "R1", "uniform"]
 
 
 class SegCaps(nn.Module):
@@ -27,7 +27,7 @@ class SegCaps(nn.Module):
         in_channels: number of channels of an image.
         classes: number of classes, each with a type of capsules in the last map.
         variant: "R3" routes by three iterations, "R1" by one where the sides of the map do not change. The first
-            capsule layer always has one.
+            capsule layer always has one. With "uniform" all layers have one, whose coefficients are uniform: a control.
         features: features of a capsule in the largest maps, 16 as published; smaller maps have two and four times as
             many.
         decoder: reconstruct the images from the class capsules, see `reconstruct`.
@@ -43,6 +43,7 @@ class SegCaps(nn.Module):
     """
 
     gives_logits = False  # but activations
+    gives_masks = True
 
     @checked
     def __init__(
@@ -59,8 +60,8 @@ class SegCaps(nn.Module):
 
         def layer(of: tuple[int, int], to: tuple[int, int], kernel: int = 5, stride: int = 1) -> CapsuleMap:
             (types, width), (types_out, width_out) = of, to
-            iterations = 1 if types == 1 or (variant == "R1" and stride == 1) else 3
-            routing = DynamicRouting(iterations, learn_bias=True, init="paper")
+            once = types == 1 or variant == "uniform" or (variant == "R1" and stride == 1)
+            routing = DynamicRouting(1 if once else 3, learn_bias=True, init="paper")
             sizes = types, types_out, width * features, width_out * features
             return CapsuleMap(*sizes, kernel, routing, stride, "same", transposed=kernel == 4)
 

@@ -24,6 +24,8 @@ class UNet(nn.Module):
         - Output: a Segmentation with logits of the classes, `(batch, classes, height, width)`.
     """
 
+    gives_masks = True
+
     @checked
     def __init__(self, in_channels: Count = 1, classes: Count = 1, channels: Count = 28):
         super().__init__()

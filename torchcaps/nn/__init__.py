@@ -5,7 +5,7 @@ from torchcaps.nn.decoder import MaskedDecoder
 from torchcaps.nn.head import CapsuleHead, CapsuleRegressor
 from torchcaps.nn.layer import CapsuleLayer
 from torchcaps.nn.linear import CapsuleLinear
-from torchcaps.nn.losses import MarginLoss, SpreadLoss, margin_loss, spread_loss
+from torchcaps.nn.losses import MarginLoss, SegmentationLoss, SpreadLoss, margin_loss, segmentation_loss, spread_loss
 from torchcaps.nn.map import CapsuleMap
 from torchcaps.nn.pooling import RoutingPool2d
 from torchcaps.nn.primary import PrimaryCapsules
@@ -27,8 +27,10 @@ __all__ = [
     "MaskedDecoder",
     "PrimaryCapsules",
     "RoutingPool2d",
+    "SegmentationLoss",
     "SpreadLoss",
     "margin_loss",
     "replace_pooling",
+    "segmentation_loss",
     "spread_loss",
 ]

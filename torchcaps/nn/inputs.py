@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from torchcaps.capsules import Capsules, as_logits
+from torchcaps.capsules import IGNORED, Capsules, as_logits
 from torchcaps.nn.pose import matrix_shape
 from torchcaps.ops import ComputedVotes, gates_of
 from torchcaps.utils.arguments import Count, CountOrZero, can_read, check_input, shown, shown_with_type
@@ -129,6 +129,32 @@ def size_of_sides(name: str, size: Padding, dims: int) -> tuple[int, ...]:
         others = {1: "", 2: " or a pair", 3: " or three numbers"}[dims]
         raise ValueError(f"{name} must be an int{others}, got {size!r}")
     return sizes
+
+
+def check_masks(masks: Tensor, scores: Tensor) -> None:
+    """Check masks `(batch, *sides)` for scores `(batch, classes, *sides)`: classes from 0 to classes - 1, or IGNORED.
+    Values are read on the CPU alone.
+
+    Raises:
+        TypeError: the masks are no integers.
+        ValueError: they have another shape or device, or are out of range.
+    """
+    classes, shape = scores.shape[1], (scores.shape[0], *scores.shape[2:])
+    if tuple(masks.shape) != shape:
+        raise ValueError(f"expected masks of shape {shape}, got {tuple(masks.shape)}")
+    if masks.device != scores.device:
+        raise ValueError(f"the masks are on {masks.device} and the scores on {scores.device}: move them to one device")
+    if masks.is_floating_point() or masks.is_complex() or masks.dtype == torch.bool:
+        raise TypeError(f"masks must be class indices, integers, got {masks.dtype}: convert them by .long()")
+    if can_read(masks) and masks.numel():
+        counted = masks[masks != IGNORED]
+        least, most = counted.aminmax() if len(counted) else (0, 0)
+        if least < 0 or most >= classes:
+            wrong = int(least if least < 0 else most)
+            raise ValueError(
+                f"masks must be from 0 to {classes - 1}, as there are {classes} classes, or {IGNORED} where a position "
+                f"does not count, got {wrong}"
+            )
 
 
 def check_labels(labels: Tensor, classes: int, device: torch.device) -> None:

@@ -1,26 +1,30 @@
 """Losses on the activations of class capsules, and what a loss reads of a prediction."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Prediction
-from torchcaps.nn.inputs import check_labels
+from torchcaps.capsules import IGNORED, Prediction, Segmentation
+from torchcaps.nn.inputs import check_labels, check_masks
 from torchcaps.utils.arguments import FloatTensor, Fraction, NotNegative, can_read, checked, shown
 
-Reads = Literal["scores", "activations"]
+TINY = 1e-6
+Reads = Literal["scores", "activations", "prediction"]
 
 
-def input_of_loss(loss: nn.Module, prediction: Prediction) -> Tensor:
+def input_of_loss(loss: nn.Module, prediction: Prediction | Segmentation) -> Any:
     """Return what a loss reads of a prediction: the scores, or what its attribute `reads` says.
 
     Raises:
         ValueError: the prediction has the other of the two.
     """
     reads, evidence = getattr(loss, "reads", "scores"), prediction.evidence
+    if reads == "prediction":
+        return prediction
     if getattr(prediction, reads) is not evidence:
         given, remedy = ("activations", "MarginLoss") if reads == "scores" else ("scores", "CrossEntropyLoss")
+        remedy = "SegmentationLoss" if isinstance(prediction, Segmentation) else remedy
         raise ValueError(
             f"{type(loss).__name__} reads {reads}, and the network gives {given}: use another loss, such as {remedy}, "
             f"or set loss.reads = {given!r} if it is made for them"
@@ -105,6 +109,58 @@ def spread_loss(
     target = activations.gather(1, targets.long().unsqueeze(1))
     losses = ((1 - present) * (margin - (target - activations)).clamp_min(0).square()).sum(1)
     return _weighted_mean(losses, present, weight)
+
+
+@checked
+def segmentation_loss(
+    segmentation: Segmentation,
+    masks: Tensor,
+    cross_entropy: NotNegative = 1.0,
+    dice: NotNegative = 1.0,
+    weight: Tensor | None = None,
+) -> Tensor:
+    r"""Cross-entropy of each pixel, and one minus the Dice coefficient of the batch.
+
+    .. math:: a \frac{\sum_p w_{c(p)} \, H_p}{\sum_p w_{c(p)}}
+        + b \Big(1 - \frac{1}{K} \sum_k \frac{2 \sum_p P_{kp} T_{kp} + 1}{\sum_p (P_{kp} + T_{kp}) + 1}\Big)
+
+    Here p are the pixels of all samples that count, c(p) is the class of a pixel, and :math:`T_{kp}` is 1 for it. Of
+    scores, P is their softmax and :math:`H_p = -\log P_{c(p)p}`. Of activations, P are the activations themselves and
+    :math:`H_p` is the mean binary cross-entropy of the classes, as SegCaps has it for one class.
+
+    Args:
+        segmentation: output of a network that segments, with scores or activations `(batch, classes, *sides)`.
+        masks: class of each pixel, `(batch, *sides)`, integers; -100 for a pixel that does not count.
+        cross_entropy, dice: a and b.
+        weight: w, one number for each class in the cross-entropy, `(classes,)`, at least 0; None for 1.
+
+    Reference:
+        Milletari et al. 2016, V-Net, section 3 (Dice); LaLonde & Bagci 2018, section 4 (both).
+    """
+    evidence = segmentation.evidence
+    evidence = evidence.to(torch.promote_types(evidence.dtype, torch.float32))  # sums of many pixels
+    check_masks(masks, evidence)
+    counts = (masks != IGNORED).to(evidence.dtype)
+    classes = masks.long() * (masks != IGNORED)
+    present = torch.zeros_like(evidence).scatter(1, classes.unsqueeze(1), counts.unsqueeze(1))
+    if segmentation.activations is None:
+        probabilities = evidence.softmax(1)
+        entropies = -(present * evidence.log_softmax(1)).sum(1)
+    else:
+        probabilities = evidence
+        inside = evidence.clamp(TINY, 1 - TINY)
+        entropies = -(present * inside.log() + (1 - present) * (1 - inside).log()).mean(1)
+    weights = counts
+    if weight is not None:
+        check_class_weights(weight, evidence.shape[1])
+        weights = counts * weight.to(evidence)[classes]
+    loss: Tensor = cross_entropy * (entropies * weights).sum() / weights.sum().clamp_min(TINY)
+    if dice:
+        pixels = (0, *range(2, evidence.dim()))
+        both = (probabilities * present).sum(pixels)
+        either = ((probabilities + present) * counts.unsqueeze(1)).sum(pixels)
+        loss = loss + dice * (1 - ((2 * both + 1) / (either + 1)).mean())
+    return loss
 
 
 def _weighted_mean(losses: Tensor, present: Tensor, weight: Tensor | None) -> Tensor:
@@ -234,3 +290,27 @@ class SpreadLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"margin={'?' if self.margin.is_meta else format(self.margin.item(), 'g')}"
+
+
+class SegmentationLoss(nn.Module):
+    """:func:`torchcaps.functional.segmentation_loss` as a module. The class weights are a buffer, as in
+    CrossEntropyLoss."""
+
+    reads: Reads = "prediction"
+    weight: Tensor | None
+
+    @checked
+    def __init__(self, cross_entropy: NotNegative = 1.0, dice: NotNegative = 1.0, weight: Tensor | None = None):
+        super().__init__()
+        if weight is not None:
+            check_class_weights(weight)
+        if not cross_entropy and not dice:
+            raise ValueError("cross_entropy or dice must be above 0, got 0 for both")
+        self.register_buffer("weight", weight)
+        self.cross_entropy, self.dice = cross_entropy, dice
+
+    def forward(self, segmentation: Segmentation, masks: Tensor) -> Tensor:
+        return segmentation_loss(segmentation, masks, self.cross_entropy, self.dice, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"cross_entropy={self.cross_entropy:g}, dice={self.dice:g}"

@@ -240,7 +240,7 @@ class CapsuleMap(CapsuleLayer):
 
     def _all_votes(self, poses: Tensor) -> MapVotes:
         padded, rows = self._padded(poses), slice(0, self._sides_out(tuple(poses.shape[2:-1]))[0])
-        block = Block(slice(len(poses)), rows, self._seen(rows, padded.shape[2]))
+        block = Block(slice(None), rows, self._seen(rows, padded.shape[2]))  # len() would fix the batch of an export
         return self._votes(padded[:, :, block.seen], self.weight, block)
 
     # ------------------------------------------------------------ the convolution

@@ -49,7 +49,7 @@ class Recipe:
         table: table, figure or section of the paper.
         title: the row of the table, in words.
         published: the published number with its unit; empty where there is none.
-        unit: what the numbers of its table count, "test error" or "test accuracy".
+        unit: what the numbers of its table count, "test error", "test accuracy" or, of masks, "test Dice".
         dataset: the data set, in words.
         bfloat16: evidence that bfloat16 trains as well as float32; empty where there is none.
         is_small: whether these are the values for two CPU cores.
@@ -170,7 +170,8 @@ def _row(name: str, path: Path, small: bool) -> Recipe:
         values = merge(values, changes)
     head = {key: value for key, value in {**table, **row}.items() if key in ("paper", "table", *HEAD)}
     errors = any("test error" in other.get("published", "") for other in table["rows"].values())
-    unit = "test error" if errors else "test accuracy"
+    masks = values["model"].get("predicts") == "masks"
+    unit = "test error" if errors else "test Dice" if masks else "test accuracy"
     return Recipe(name, (path,), values, unit=unit, is_small=small, **head)
 
 

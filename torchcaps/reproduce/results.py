@@ -3,7 +3,7 @@
 import csv
 import io
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class Result:
         data: class of the data that it was tested on, if that is not the recipe's own.
         seed: seed of the run.
         value: percentage of the test samples, wrong ones or right ones according to the unit.
-        unit: "test error" or "test accuracy", whichever the paper has.
+        unit: "test error" or "test accuracy", whichever the paper has; of masks "test Dice", the mean over the classes.
         parameters: number of parameters of the network.
         published: published number, as the recipe has it; empty for small versions.
         command: command that trains it again.
@@ -58,8 +58,9 @@ class Result:
         return self.recipe, self.overrides, self.data, self.seed
 
 
-def in_unit(accuracy: float, unit: str) -> float:
-    """Convert an accuracy from 0 to 1 to percent of "test error" or "test accuracy"."""
+def in_unit(metrics: Mapping[str, float], unit: str) -> float:
+    """Return what a unit counts of the metrics of a test, in percent."""
+    accuracy = metrics["test/dice" if unit == "test Dice" else "test/accuracy"]
     return round(100 * (1 - accuracy if unit == "test error" else accuracy), 4)
 
 

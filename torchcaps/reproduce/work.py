@@ -118,7 +118,7 @@ def _test(run: PlannedRun, data: str, trained: Training, tested: Training, parts
         overrides=shlex.join(run.overrides),
         data=data,
         seed=run.seed,
-        value=in_unit(metrics["test/accuracy"], recipe.unit),
+        value=in_unit(metrics, recipe.unit),
         unit=recipe.unit,
         parameters=sum(p.numel() for p in trained.model.network.parameters()),
         published="" if data or recipe.is_small else recipe.published,

@@ -15,7 +15,7 @@ from torchcaps.capsules import Prediction
 from torchcaps.data import LabeledData
 from torchcaps.data.labeled import TargetKind
 from torchcaps.measures.labels import DEFAULT, label_probabilities
-from torchcaps.measures.predicting import as_prediction, run_network
+from torchcaps.measures.predicting import as_prediction, run_network, segment
 from torchcaps.models.pretrained import load_state
 from torchcaps.recipes import Recipe, load_recipe
 from torchcaps.recipes.modules import OwnModules
@@ -137,7 +137,7 @@ class Run:
 
     @property
     def target(self) -> TargetKind:
-        """What the network predicts: a class, several labels, or numbers."""
+        """What the network predicts: a class, several labels, numbers, or masks."""
         return self.data().target
 
     @property
@@ -193,13 +193,16 @@ class Run:
 
     def probabilities(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
         r"""Return the probability of each class, `(batch, classes)`: :math:`\text{softmax}(\text{scores} / T)` with the
-        temperature T, or 1 if there is none; of several labels :math:`\sigma(\text{scores})`.
+        temperature T, or 1 if there is none; of several labels :math:`\sigma(\text{scores})`; of masks those of each
+        pixel, `(batch, classes, height, width)`, see :attr:`torchcaps.Segmentation.probabilities`.
 
         Raises:
             ValueError: the scores are NaN or infinite, or the network predicts numbers.
         """
         if self.target == "numbers":
             raise ValueError("the network predicts numbers, which have no probabilities: they are the scores")
+        if self.target == "masks":
+            return segment(self.network(), inputs)  # type: ignore[arg-type]  # images
         prediction = self._prediction(inputs)
         if self.target == "labels":
             return label_probabilities(prediction).float()

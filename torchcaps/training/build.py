@@ -344,6 +344,11 @@ def _fitted_to_each_other(data_values: Namespace, model_values: Namespace) -> tu
             _set(arguments, changed)
             torch.set_rng_state(random)
             network = build_part(nn.Module, model_values.network)
+    gives_masks, name = getattr(network, "gives_masks", False), model_values.network.class_path.rpartition(".")[2]
+    if gives_masks and data.target != "masks":
+        raise ValueError(f"{name} gives a class of each pixel, and the data has no masks: choose another --model")
+    if not gives_masks and data.target == "masks" and type(network).__module__.startswith("torchcaps."):
+        raise ValueError(f"{name} gives no class of each pixel: choose --model segcaps or unet")
     _fit_target(data, network, model_values)
     of_library = model_values.network.class_path == "torchcaps.models.library_network"
     rate = model_values.optimizer.get("init_args", {}).get("lr")
@@ -359,14 +364,18 @@ def _fit_target(data: LabeledData, network: nn.Module, values: Namespace) -> Non
     """Write into the values of the model what its targets are, and the loss that they and the network need in place of
     a cross-entropy."""
     values.classes = data.classes
-    if data.target != "class":
-        values.labels_per_image, values.numbers = (None, False) if data.target == "labels" else (1, True)
+    if data.target == "labels":
+        values.labels_per_image = None
+    elif data.target != "class":
+        values.predicts = data.target
     loss, options = values.loss, inspect.signature(torch.nn.CrossEntropyLoss).parameters
     arguments = loss.get("init_args", {})
     plain = all(arguments.get(name, option.default) == option.default for name, option in options.items())
     if loss.class_path == "torch.nn.CrossEntropyLoss" and plain:
         if data.target == "numbers":
             values.loss = Namespace(class_path="torch.nn.MSELoss")
+        elif data.target == "masks":
+            values.loss = Namespace(class_path="torchcaps.SegmentationLoss")
         elif not getattr(network, "gives_logits", True):
             values.loss = Namespace(class_path="torchcaps.MarginLoss")  # it gives activations in [0, 1]
         elif data.target == "labels":

@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 from torchmetrics import Metric
 
-from torchcaps.capsules import Capsules, Prediction
+from torchcaps.capsules import Capsules, Prediction, Segmentation
 from torchcaps.data.encoded_images import EncodedImages
 from torchcaps.data.labeled import LabeledData, TargetKind
 from torchcaps.data.notes import say, say_rare
 from torchcaps.data.order import Order
 from torchcaps.measures.accuracy import is_among
 from torchcaps.measures.labels import label_probabilities
+from torchcaps.measures.masks import dice_of, overlaps
 from torchcaps.measures.predicting import check_scores, name_unfit_inputs
 from torchcaps.models import FeedbackAgreement
 from torchcaps.nn import CapsuleRegressor
-from torchcaps.nn.inputs import check_labels
+from torchcaps.nn.inputs import check_labels, check_masks
 from torchcaps.nn.losses import input_of_loss
 from torchcaps.training.alive import BeginsAlive
 from torchcaps.training.mixing import Inputs, mixup
@@ -40,8 +41,10 @@ class Outcome(NamedTuple):
     Attributes:
         loss: the mean loss of the samples.
         predicted: of the samples that are this process's own: evidence for each class, the probability of each label if
-            `labels_per_image` is None, or numbers.
-        right: how many of these count as correct, int64; 0 of numbers.
+            `labels_per_image` is None, numbers, or numbers of pixels `(own, 3, classes)`, see
+            :func:`torchcaps.measures.masks.overlaps`.
+        right: how many of these count as correct, int64; 0 of numbers; of masks the sum of the numbers of pixels, `(3,
+            classes)`.
         own: how many these are.
         together: samples of the batch in all processes.
         means: further means over the samples, by their names.
@@ -76,17 +79,37 @@ class Share(Metric):
         return self.right / self.total
 
 
+class Dice(Metric):
+    """The mean Dice coefficient of the classes, of all pixels in all processes; classes without pixels do not count."""
+
+    pixels: Tensor
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.add_state("pixels", torch.zeros(3, classes, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, pixels: Tensor, total: int) -> None:
+        """Add numbers of pixels `(3, classes)`, see :func:`torchcaps.measures.masks.overlaps`."""
+        self.pixels += pixels
+
+    def compute(self) -> Tensor:
+        """Return the mean so far."""
+        return dice_of(self.pixels).nanmean()
+
+
 class Classifier(LightningModule):
     """Train a network that maps images or other inputs to a Prediction.
 
     A batch is `(inputs, labels)`, with the images of the digits as a third tensor where several labels per image are
     reconstructed. If the inputs are a tuple, its items are the network's arguments. An image may also be several crops,
     `(batch, crops, channels, height, width)`: the mean of their scores counts, and no reconstruction is made. With
-    `numbers` the labels are numbers `(batch, numbers)`, in any units, and so are the network's scores.
+    `predicts="numbers"` the labels are numbers `(batch, numbers)`, in any units, and so are the network's scores. With
+    `predicts="masks"` the network returns a Segmentation, and the labels are masks `(batch, height, width)` with the
+    class of each pixel, -100 for a pixel that does not count.
 
     Args:
-        network: module that returns a Prediction; with a reconstruction weight it also needs a `decoder` and
-            `reconstruct(capsules, labels)`.
+        network: module that returns a Prediction, or a Segmentation; with a reconstruction weight it also needs a
+            `decoder` and `reconstruct(capsules, labels)`, or of masks `reconstruct(capsules, masks)`.
         loss: function of the scores and the labels, or of the activations if its attribute `reads` is "activations".
         classes: number of classes, or of numbers.
         optimizer: function that takes the parameters and returns an optimizer.
@@ -97,7 +120,8 @@ class Classifier(LightningModule):
         reconstruction_weight: weight of the squared error between an image and its reconstruction, summed over pixels
             (Sabour et al. 2017: 0.0005). With several labels per image, each digit is reconstructed from its own
             capsule, and the error is that to `(batch, classes, channels, height, width)`, the third tensor of a batch.
-            0 makes no reconstruction.
+            With masks, the pixels that are not of the first class are reconstructed from the capsules of their true
+            classes (LaLonde and Bagci 2018, section 3.2). 0 makes no reconstruction.
         labels_per_image: 1 for labels that are class indices `(batch,)`. Otherwise labels `(batch, classes)` are 1 for
             the classes that are present and 0 for the others, and an image counts as correct only if all its classes
             are predicted and no other. A number predicts that many classes, those with the highest scores; None
@@ -116,10 +140,12 @@ class Classifier(LightningModule):
             have. It is then the sum of the weighted losses, divided by the number of samples, in training, validation
             and test. (`nn.CrossEntropyLoss` divides by the sum of the weights of a batch, so that a batch of one class
             would count as if it had no weight.) A checkpoint holds the weights.
-        numbers: whether the network predicts numbers in place of classes. The loss then gets predicted and true numbers
-            that are standardized: less the mean of the training labels, divided by their standard deviation, so that
-            numbers of different units count alike. A :class:`torchcaps.CapsuleRegressor` in the network learns both
-            from them too. There is no accuracy.
+        predicts: "classes"; "numbers" in place of classes; or "masks", a class of each pixel. With numbers, the loss
+            gets predicted and true numbers that are standardized: less the mean of the training labels, divided by
+            their standard deviation, so that numbers of different units count alike. A
+            :class:`torchcaps.CapsuleRegressor` in the network learns both from them too. There is no accuracy. With
+            masks, the Dice coefficient, the mean of those of all classes, stands in place of the accuracy, "balanced"
+            class weights count pixels, and a loss normalizes its weights itself.
 
     Raises:
         TypeError: a function that is an argument, the network or a batch is or returns something else than it must.
@@ -150,23 +176,28 @@ class Classifier(LightningModule):
         compile: bool = False,
         top_k: Count = 1,
         class_weights: Literal["balanced"] | Sequence[Positive] | None = None,
-        numbers: bool = False,
+        predicts: Literal["classes", "numbers", "masks"] = "classes",
     ):
         super().__init__()
         if labels_per_image is not None and labels_per_image > classes:
             raise ValueError(f"labels_per_image must be None or from 1 to classes={classes}, got {labels_per_image}")
         if top_k > classes or (top_k > 1 and labels_per_image != 1):
             raise ValueError(f"top_k must be from 1 to classes={classes}, and 1 with several labels, got {top_k}")
-        if mixup and (labels_per_image not in (1, None) or reconstruction_weight or numbers):
+        if mixup and (labels_per_image not in (1, None) or reconstruction_weight or predicts != "classes"):
             raise ValueError(
-                "mixup must be 0 with numbers, with a given number of labels per image or with reconstruction; "
-                f"got mixup={mixup}, labels_per_image={labels_per_image}, "
-                f"reconstruction_weight={reconstruction_weight}, numbers={numbers}"
+                "mixup must be 0 with numbers or masks, with a given number of labels per image or with "
+                f"reconstruction; got mixup={mixup}, labels_per_image={labels_per_image}, "
+                f"reconstruction_weight={reconstruction_weight}, predicts={predicts!r}"
             )
-        if numbers and (labels_per_image != 1 or reconstruction_weight or class_weights is not None):
+        if predicts == "numbers" and (labels_per_image != 1 or reconstruction_weight or class_weights is not None):
             raise ValueError(
-                "numbers=True needs labels_per_image=1, reconstruction_weight=0 and no class_weights: leave them out, "
-                "or leave out numbers"
+                "predicts='numbers' needs labels_per_image=1, reconstruction_weight=0 and no class_weights: leave them "
+                "out, or leave out predicts"
+            )
+        if predicts == "masks" and (labels_per_image != 1 or top_k != 1 or feedback is not None):
+            raise ValueError(
+                "predicts='masks' needs labels_per_image=1, top_k=1 and no feedback: leave them out, or leave out "
+                "predicts"
             )
         if features_lr is not None and not isinstance(getattr(network, "features", None), nn.Module):
             raise ValueError(
@@ -193,8 +224,9 @@ class Classifier(LightningModule):
         self.reconstruction_weight = reconstruction_weight
         self.labels_per_image, self.classes, self.mixup = labels_per_image, classes, mixup
         self.target: TargetKind = "class" if labels_per_image == 1 else "labels"
-        if numbers:
-            self.target = "numbers"
+        if predicts != "classes":
+            self.target = predicts
+        if predicts == "numbers":
             self.register_buffer("mean", torch.zeros(classes))
             self.register_buffer("deviation", torch.ones(classes))
         if class_weights is not None:
@@ -207,7 +239,10 @@ class Classifier(LightningModule):
         if not isinstance(self.feedback, FeedbackAgreement | None):
             raise TypeError(f"feedback must return a FeedbackAgreement, got {shown_with_type(self.feedback)}")
         self.top_k = top_k
-        self.train_accuracy, self.val_accuracy, self.test_accuracy = Share(), Share(), Share()
+        # Of masks, the Dice coefficient takes the place of the accuracy.
+        self.train_accuracy, self.val_accuracy, self.test_accuracy = (
+            Dice(classes) if predicts == "masks" else Share() for _ in range(3)
+        )
         self._unread: tuple[Callable[[], float], Inputs] | None = None  # a loss that a GPU still computes, of inputs
 
     def configure_callbacks(self) -> list[Callback]:
@@ -246,7 +281,7 @@ class Classifier(LightningModule):
         if labels is None or labels.shape[1:] != (self.classes,):
             given = "another one" if labels is None else f"labels that are {shown(labels)}"
             expected = f"a data set of torchcaps.data with labels (n, {self.classes})"
-            raise ValueError(f"numbers=True needs {expected}, and the training has {given}")
+            raise ValueError(f"predicts='numbers' needs {expected}, and the training has {given}")
         self.mean.copy_(labels.double().mean(0))
         self.deviation.copy_(labels.double().std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny))
         for head in self.network.modules():
@@ -277,19 +312,24 @@ class Classifier(LightningModule):
         """Count the training samples of each class: for balanced weights, and to say which classes are rare."""
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         labels = data.train_set.labels if isinstance(data, LabeledData) and data.train_set is not None else None
-        if labels is None or self.target != "class":
+        if labels is None or self.target not in ("class", "masks"):
             if self.class_weights == "balanced":
                 raise ValueError(
                     "class_weights must be one number for each class here: 'balanced' counts the labels of a data set "
                     "of torchcaps.data, and the training has another one"
                 )
             return
-        check_labels(labels, self.classes, labels.device)
-        counts = labels.bincount(minlength=self.classes)
+        if self.target == "masks":
+            counts = labels.sum(0)
+        else:
+            check_labels(labels, self.classes, labels.device)
+            counts = labels.bincount(minlength=self.classes)
         if self.class_weights == "balanced":
             present = counts > 0  # a class without a training sample has a weight that nothing reads
             weight: Any = self.loss.weight
-            weight.copy_(len(labels) / (present.sum() * counts.clamp_min(1)))
+            weight.copy_(counts.sum() / (present.sum() * counts.clamp_min(1)))
+        if self.target == "masks":
+            return
         weighted, balanced = getattr(self.loss, "weight", None) is not None, data.balance
         option = "--data.images.balance true" if isinstance(data, EncodedImages) else "--data.balance true"
         if weighted and balanced:
@@ -301,11 +341,13 @@ class Classifier(LightningModule):
             names = data.names if len(data.names) == self.classes else map(str, range(self.classes))
             say_rare(dict(zip(names, counts.tolist(), strict=True)), remedies)
 
-    def forward(self, inputs: Inputs) -> Prediction:
+    def forward(self, inputs: Inputs) -> Prediction | Segmentation:
         with name_unfit_inputs(self.network, inputs):
             return self._forward(inputs)
 
-    def _forward(self, inputs: Inputs) -> Prediction:
+    def _forward(self, inputs: Inputs) -> Prediction | Segmentation:
+        if self.target == "masks":
+            return _segmentation(self.network(inputs))
         if not isinstance(inputs, Tensor):
             return _prediction(self.network(*inputs))
         if not self._are_crops(inputs):
@@ -395,7 +437,7 @@ class Classifier(LightningModule):
         images, labels, *parts = _parts_of(batch)
         count, together = self._share(stage, batch_idx, len(labels))  # samples here, and in all processes
         mixed = stage == "train" and self.mixup > 0
-        one_class = self.target == "class" and not mixed
+        one_class, masks = self.target == "class" and not mixed, self.target == "masks"
         divergence = None
         means: dict[str, Tensor] = {}
         if stage == "train" and self.feedback is not None:
@@ -411,10 +453,12 @@ class Classifier(LightningModule):
                 f"classes={self.classes}: set both to the number of classes in the data"
             )
         if stage != "train":
-            check_scores(evidence)
+            check_scores(evidence.movedim(1, -1))
         expected = evidence.shape[: 1 if one_class else 2]
-        if labels.shape != expected:
-            of = "numbers=True" if self.target == "numbers" else f"labels_per_image={self.labels_per_image}"
+        if masks:
+            check_masks(labels, evidence)
+        elif labels.shape != expected:
+            of = "predicts='numbers'" if self.target == "numbers" else f"labels_per_image={self.labels_per_image}"
             raise ValueError(f"{of} needs labels of shape {tuple(expected)}, got {tuple(labels.shape)}")
         if one_class:
             check_labels(labels, self.classes, evidence.device)
@@ -430,12 +474,15 @@ class Classifier(LightningModule):
                 f"the loss must be a tensor of one number, the mean over the batch, got {shown(loss)}{advice}"
             )
         normalizes = isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss) and self.loss.reduction == "mean"
-        if self.class_weights is not None and normalizes and not mixed:
+        if self.class_weights is not None and normalizes and one_class:
             of_class: Any = self.loss.weight
             loss = loss * of_class[labels].mean()  # it has divided by the sum of the weights of this batch
         if divergence is not None:
             loss = loss + divergence
-        if self.reconstruction_weight and not self._are_crops(images):  # crops of an image are not reconstructed
+        if masks and self.reconstruction_weight:
+            means["reconstruction_error"] = error = self._error_of_masked(images, prediction, labels)
+            loss = loss + self.reconstruction_weight * error
+        elif self.reconstruction_weight and not self._are_crops(images):  # crops of an image are not reconstructed
             # From the capsule of the true class in training, and of the most likely one in validation and test.
             if self.labels_per_image == 1:
                 drawn = self.network.reconstruct(prediction.capsules, labels if stage == "train" else None)
@@ -448,8 +495,19 @@ class Classifier(LightningModule):
         if self.labels_per_image is None:
             evidence = label_probabilities(prediction)
         predicted = evidence[:count]
+        if masks:
+            predicted = overlaps(predicted.detach().argmax(1), labels[:count], self.classes)
+            return Outcome(loss, predicted, predicted.sum(0), count, together, means)
         right = self._right(predicted, labels[:count], mixed)
         return Outcome(loss, predicted, right.count_nonzero(), count, together, means)
+
+    def _error_of_masked(self, images: Tensor, segmentation: Segmentation, masks: Tensor) -> Tensor:
+        """Return the squared error of images that are reconstructed where they are not of the first class, summed over
+        pixels, the mean over images."""
+        inside = (masks > 0).unsqueeze(1)
+        present = torch.zeros_like(segmentation.evidence).scatter(1, masks.clamp_min(0).unsqueeze(1), inside.float())
+        drawn = self.network.reconstruct(segmentation.capsules, present)
+        return ((drawn - images) * inside).square().sum() / len(images)
 
     def loss_of_numbers(self, predicted: Tensor, numbers: Tensor) -> Tensor:
         """Return the loss of predicted and true numbers `(batch, numbers)`, after both are standardized."""
@@ -470,13 +528,13 @@ class Classifier(LightningModule):
     def log_outcome(self, stage: Stage, outcome: Outcome) -> None:
         """Log the means over the samples, and which share of them is correct."""
         weight, accuracy, train = self._weight(outcome), getattr(self, f"{stage}_accuracy"), stage == "train"
-        for name, mean in outcome.means.items():
-            self._log_mean(f"{stage}/{name}", mean * weight, outcome.together)
+        for of, mean in outcome.means.items():
+            self._log_mean(f"{stage}/{of}", mean * weight, outcome.together)
         accuracy.update(outcome.right, outcome.own)
-        bar = train or self.target == "numbers"
+        bar, name = train or self.target == "numbers", "dice" if self.target == "masks" else "accuracy"
         self._log_mean(f"{stage}/loss", outcome.loss * weight, outcome.together, on_step=train, prog_bar=bar)
         if self.target != "numbers":
-            self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
+            self.log(f"{stage}/{name}", accuracy, on_step=False, on_epoch=True, prog_bar=True)
 
     @property
     def _processes(self) -> int:
@@ -618,5 +676,13 @@ def _prediction(output: Any) -> Prediction:
     """Return the output of a network, after a check that it is a Prediction."""
     if not isinstance(output, Prediction):
         raise TypeError(f"the network must return a torchcaps.Prediction(scores), got {shown_with_type(output)}")
+    output.evidence  # noqa: B018  # the check of its shape
+    return output
+
+
+def _segmentation(output: Any) -> Segmentation:
+    """Return the output of a network, after a check that it is a Segmentation."""
+    if not isinstance(output, Segmentation):
+        raise TypeError(f"the network must return a torchcaps.Segmentation(scores), got {shown_with_type(output)}")
     output.evidence  # noqa: B018  # the check of its shape
     return output

@@ -1,4 +1,4 @@
-"""Loss and accuracy of a run by epoch, from the tables of metrics in its folder."""
+"""Loss, accuracy and Dice coefficient of a run by epoch, from the tables of metrics in its folder."""
 
 import csv
 import io
@@ -7,7 +7,11 @@ from pathlib import Path
 from torchcaps.utils.checks import one_line
 from torchcaps.utils.files import read_text
 
-CURVES = {"loss": ("train/loss_epoch", "val/loss"), "accuracy": ("train/accuracy", "val/accuracy")}
+CURVES = {
+    "loss": ("train/loss_epoch", "val/loss"),
+    "accuracy": ("train/accuracy", "val/accuracy"),
+    "Dice": ("train/dice", "val/dice"),
+}
 Curves = dict[str, dict[str, tuple[list[float], list[float]]]]  # by quantity and part: epochs, and values
 
 

@@ -39,14 +39,14 @@ class ChecksMonitors(Callback):
 
 def mode_of(metric: str) -> Literal["max", "min"]:
     """Return whether the highest or the lowest value of a metric is the best."""
-    return "max" if "accuracy" in metric else "min"
+    return "max" if "accuracy" in metric or "dice" in metric else "min"
 
 
 def logged_metrics(model: Any) -> list[str]:
     """Return the names of the metrics that a `Classifier` logs in training and validation."""
     what = [
         "loss",
-        *(["accuracy"] if model.target != "numbers" else []),
+        *({"numbers": [], "masks": ["dice"]}.get(model.target, ["accuracy"])),
         *(["reconstruction_error"] if model.reconstruction_weight else []),
     ]
     divergence = [] if model.feedback is None else ["train/divergence"]

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from torchcaps._version import __version__
 from torchcaps.data import ImageData
-from torchcaps.measures.results import ClassResults, LabelResults, NumberResults, Predicted, Results
+from torchcaps.measures.results import ClassResults, LabelResults, MaskResults, NumberResults, Predicted, Results
 from torchcaps.training.curves import curves_of
 from torchcaps.utils.files import write_csv_whole, write_text_whole
 
 MISTAKES = 24  # in the figure
+DRAWN = 6  # images in that of masks
 
 
 class Report(Callback):
@@ -30,6 +31,7 @@ class Report(Callback):
     | `confusion.csv`, `confusion.png` | how many samples of each class were taken for each class |
     | `labels.csv` | of several labels: the same of each label, its average precision and its threshold |
     | `numbers.csv`, `numbers.png` | of numbers: their errors, and each test sample in a picture |
+    | `masks.csv`, `masks.png` | of masks: Dice and IoU of each class; the images that are predicted worst |
     | `curves.png` | loss and accuracy by epoch |
     | `mistakes.csv`, `mistakes.png` | test samples taken for others, the surest first; of numbers the largest errors |
     | `summary.json` | metrics, temperature or thresholds, versions and the command |
@@ -47,6 +49,8 @@ class Report(Callback):
     - several labels: `exact_match`, the share of samples with exactly their labels, and `macro_f1` and
       `average_precision`, means over the labels that have samples there.
     - numbers: `r2`, the mean coefficient of determination, and `rmse/NAME` of each number, in its units.
+    - masks: `dice/NAME` of each class, `iou`, the mean over the classes, and `dice_of_images`, the mean over images
+      and classes, see :class:`torchcaps.measures.masks.OfClass`.
 
     A data set of one's own writes `split.csv` into the folder of the run, with the part of every sample, for people and
     for other runs: the run itself reads the split in its checkpoint.
@@ -99,7 +103,9 @@ class Report(Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # it has one in a test
         tested, of_validation = self._of_all("test", model), self._of_all("validate", model)
         held_out, names = of_validation if len(of_validation.targets) else None, data.names
-        if model.target == "numbers":
+        if model.target == "masks":
+            self.results = MaskResults(names, tested, held_out)
+        elif model.target == "numbers":
             self.results = NumberResults(names, tested, held_out)
         elif model.target == "labels":
             self.results = LabelResults(names, tested, held_out, self.thresholds)
@@ -111,6 +117,7 @@ class Report(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero or self.results is None:
             return
+        model: Any = pl_module
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         metrics = {f"val/{name}": value for name, value in self.results.held_out_metrics.items()}
         metrics |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
@@ -122,6 +129,7 @@ class Report(Callback):
         if self.folder is None:
             return
         from torchcaps.explain.results import confusion_figure, curves_figure, mistakes_figure, numbers_figure
+        from torchcaps.explain.segmentation import masks_figure
         from torchcaps.measures.axes import write  # slow to import, as figures are
 
         folder, results = self.folder / "report", self.results
@@ -137,7 +145,10 @@ class Report(Callback):
         keys = data.keys("test")
         table = [(keys[i], *row) for i, row in zip(places, rows, strict=True)]
         write_csv_whole(folder / "mistakes.csv", ("sample", *header), table)
-        if isinstance(data, ImageData) and data.test_set is not None and rows:
+        if isinstance(results, MaskResults) and places:
+            images, masks = data.samples("test", places[:DRAWN])
+            write(masks_figure(model.network, images, masks, data.names), folder / "masks.png")
+        elif isinstance(data, ImageData) and data.test_set is not None and rows:
             images = [data.center(data.test_set[i][0][None])[0] for i in places[:MISTAKES]]
             titles = ["\ntaken for ".join(row[:2]) for row in rows[:MISTAKES]]
             write(mistakes_figure(images, titles, results.title), folder / "mistakes.png")
@@ -161,6 +172,8 @@ class Report(Callback):
         }
 
     def _add(self, stage: str, targets: Tensor, predicted: Tensor) -> None:
+        if predicted.dim() == 3:  # pixels in the masks, and of what is predicted
+            targets, predicted = predicted[:, 0], predicted[:, 1:].flatten(1)
         targets = targets[: len(predicted)]  # without a sample that an idle process repeats
         rows = targets.T if targets.dim() == 2 else targets[None]
         self._batches[stage].append(torch.cat([rows.double(), predicted.double().T]).cpu())
@@ -168,7 +181,8 @@ class Report(Callback):
     def _of_all(self, stage: str, model: Any) -> Predicted:
         """Return the samples of a stage in all processes."""
         rows = 1 if model.target == "class" else model.classes
-        empty = torch.empty(rows + model.classes, 0, dtype=torch.float64)
+        values = 2 * model.classes if model.target == "masks" else model.classes
+        empty = torch.empty(rows + values, 0, dtype=torch.float64)
         columns = model.of_all_processes(torch.cat([empty, *self._batches.get(stage, [])], 1))
         targets = columns[0].long() if model.target == "class" else columns[:rows].T
         return Predicted(targets, columns[rows:].T)

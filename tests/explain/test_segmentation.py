@@ -1,0 +1,56 @@
+"""What is drawn of networks that segment."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from torchcaps import create_model
+from torchcaps.explain.figures import write_figures
+from torchcaps.explain.samples import samples_of
+from torchcaps.explain.segmentation import _color, _over, masks_figure, segmented
+
+
+@pytest.mark.parametrize("sides", [(16, 16), (19, 13)])
+def test_coefficients_are_those_of_the_last_layer(sides):
+    torch.manual_seed(0)
+    network = create_model("segcaps", classes=3, features=4, decoder=False).eval()
+    images = torch.rand(2, 1, *sides)
+    with torch.no_grad():
+        probabilities, coefficients = segmented(network, images)
+        seen = []
+        handle = network.after_skip[-1].register_forward_pre_hook(lambda layer, args: seen.append(args[0]))
+        expected = network(images).probabilities
+        handle.remove()
+        of_layer = network.after_skip[-1](seen[0], return_coefficients=True).coefficients
+    assert_close(probabilities, expected)
+    assert_close(coefficients, of_layer.mean(1)[..., : sides[0], : sides[1]])
+    assert_close(coefficients.sum(1), torch.ones(2, *sides))
+
+
+def test_a_unet_has_none():
+    _, coefficients = segmented(create_model("unet", channels=2, classes=3).eval(), torch.rand(1, 1, 16, 16))
+    assert coefficients is None
+
+
+def test_classes_lie_over_images_and_the_first_does_not():
+    image, mask = torch.full((1, 1, 2, 2), 0.5), torch.tensor([[[0, 1], [2, -100]]])
+    (drawn,) = _over(image, mask)
+    assert drawn[:, 0, 0].tolist() == [0.5] * 3
+    assert drawn[:, 1, 1].tolist() == [1.0] * 3
+    for label, place in ((1, (0, 1)), (2, (1, 0))):
+        color = torch.tensor([int(_color(label)[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        assert_close(drawn[:, place[0], place[1]], 0.4 * 0.5 + 0.6 * color)
+
+
+def test_the_figure_has_a_row_for_each_thing(tmp_path):
+    network = create_model("segcaps", classes=3, features=4, decoder=False).eval()
+    images, masks = torch.rand(8, 1, 16, 16), torch.randint(0, 3, (8, 16, 16))
+    figure = masks_figure(network, images, masks, ["ground", "a", "b"], maps=True)
+    labels = [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()]
+    assert labels[:3] == ["image", "mask", "prediction"]
+    assert labels[3:6] == ["coefficients:\nground", "coefficients:\na", "coefficients:\nb"]
+    assert sum(axis.get_title().startswith("Dice 0.") for axis in figure.axes) == 6  # at most six images
+    samples = samples_of(images, masks, ["ground", "a", "b"], ["x"] * 8, "masks")
+    assert [path.name for path, _ in write_figures(network, samples, tmp_path)] == ["masks.png"]
+    unknown = samples_of(images, None, ["ground", "a", "b"], ["x"] * 8, "masks")
+    assert [path.name for path, _ in write_figures(network, unknown, tmp_path)] == ["masks.png"]
