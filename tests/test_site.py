@@ -175,6 +175,26 @@ def test_the_site_shows_formulas_tables_and_sources(site):
 
 
 @pytest.mark.slow
+def test_a_percent_sign_stays_with_its_number(site):
+    page = (site / "results.html").read_text(encoding="utf-8")
+    assert "19.27\N{NO-BREAK SPACE}%" in page
+    assert "19.27 %" not in page
+
+
+@pytest.mark.slow
+def test_the_index_of_names_has_a_sentence_on_each(site):
+    page = (site / "api" / "index.html").read_text(encoding="utf-8")
+    cells = [re.sub(r"<[^>]*>|\s+", " ", cell).strip() for cell in re.findall(r"<td.*?</td>", page, re.DOTALL)]
+    sentences = dict(zip(cells[::2], cells[1::2], strict=True))
+    assert (
+        sentences["CapsuleStack"] == "Stack of capsule layers: the parents of each layer are the children of the next."
+    )
+    names = {name for objects in described().items() for name in objects[:1]}
+    assert len(sentences) > 200
+    assert not [name for name, sentence in sentences.items() if len(sentence) < 10 or name not in names]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "page"), QUESTIONS.items())
 def test_the_search_answers_in_two_clicks(words, page, site, browser):
     """The page is among the first five that the search finds."""
