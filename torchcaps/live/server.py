@@ -128,7 +128,7 @@ def server_of(blocks: gr.Blocks, port: int) -> uvicorn.Server:
 
 @checked
 def serve(blocks: gr.Blocks, listening: socket.socket, opens_browser: bool = False) -> None:
-    """Serve a page until a signal such as Ctrl-C, which is handled as it was before when the server has ended.
+    """Serve a page until a signal such as Ctrl-C. Behind it, signals are handled as they were before.
 
     Args:
         blocks: the page, from :func:`torchcaps.live.app`.
