@@ -1,10 +1,12 @@
 """Settings of the site, which `make docs` builds."""
 
+import importlib
+import inspect
 import pydoc
 import re
 from pathlib import Path
 
-from docutils.nodes import SkipNode
+from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.util.nodes import make_refnode
 
@@ -82,6 +84,26 @@ def resolve_links_out_of_the_folder(app, docname, source):
         source[0] = re.sub(rf"\]\({SITE}/([^)#\s]+)\.html(#[^)\s]*)?\)", r"](/\1.md\2)", source[0])
 
 
+def list_every_name(app, docname, source):
+    """Add to the index of the API, for each of its pages, the names with the first sentence of their description."""
+    if docname != "api/index":
+        return
+    for part in re.findall(r"(?m)^   (\w+)$", source[0]):
+        page = (DOCS / "api" / f"{part}.rst").read_text(encoding="utf-8")
+        title = page.partition("\n")[0]
+        source[0] += (
+            f"\n\n:doc:`{title} <{part}>`\n{'-' * (len(title + part) + 10)}\n\n.. list-table::\n   :widths: 25 75\n\n"
+        )
+        module = ""
+        for directive, name, text in re.findall(r"(?m)^\.\. ([\w:]+):: (\S+)$(?:\n\n   (\w.*))?", page):
+            if directive in ("automodule", "currentmodule"):
+                module = name
+                continue
+            text = text or inspect.getdoc(getattr(importlib.import_module(module), name))
+            sentence = re.split(r"(?<=\.)\s+(?=[A-Z])|\n\n", text)[0].replace("\n", " ")
+            source[0] += f"   * - :py:obj:`~{module}.{name}`\n     - {sentence}\n"
+
+
 def shorten_annotations(app, what, name, obj, options, signature, returns):
     """Show `int` for a number with a range: the check of the argument says the range."""
 
@@ -134,7 +156,7 @@ def write_formula(translator, node):
     formula = re.sub(r"\\text\{[^}]*\}", lambda text: text[0].replace(r"\_", "_"), formula)
     html, tag = convert(formula, display="block" if is_block else "inline"), "div" if is_block else "span"
     translator.body.append(f'<{tag} class="formula">{html}</{tag}>')
-    raise SkipNode
+    raise nodes.SkipNode
 
 
 def hide_private_bases(app, name, obj, options, bases):
@@ -159,12 +181,23 @@ def name_the_column_of_each_cell(app, pagename, templatename, context, doctree):
     context["body"] = re.sub(r'<table class="docutils.*?</table>', with_names, body, flags=re.DOTALL)
 
 
+def keep_numbers_with_percent_signs(app, doctree, docname):
+    """Let no line of the site begin with the percent sign of a number."""
+    if app.builder.format != "html":
+        return
+    for text in list(doctree.findall(nodes.Text)):
+        if not isinstance(text.parent, nodes.FixedTextElement | nodes.literal):
+            text.parent.replace(text, nodes.Text(re.sub(r"(?<=\d)\s%", "\N{NO-BREAK SPACE}%", text)))
+
+
 def setup(app):
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("source-read", resolve_links_out_of_the_folder)
+    app.connect("source-read", list_every_name)
     app.connect("autodoc-process-signature", shorten_annotations)
     app.connect("autodoc-process-bases", hide_private_bases)
     app.connect("autodoc-process-docstring", write_as_restructured_text, priority=400)  # before Napoleon
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("missing-reference", link_to_the_page_that_has_a_name)
+    app.connect("doctree-resolved", keep_numbers_with_percent_signs)
     app.connect("html-page-context", name_the_column_of_each_cell)

@@ -79,6 +79,21 @@ QUESTIONS = {
     "several machines": "distributed",
     "four GPUs": "distributed",
     "resume": "training",
+    "freeze backbone": "how-do-i",
+    "fine-tune": "how-do-i",
+    "retrieval vector": "how-do-i",
+    "largest batch": "how-do-i",
+    "decoder own network": "how-do-i",
+    "number of iterations": "how-do-i",
+    "unknown classes": "how-do-i",
+    "uncertainty": "how-do-i",
+    "EMA": "how-do-i",
+    "accumulate gradients": "how-do-i",
+    "AMD": "how-do-i",
+    "mps": "how-do-i",
+    "CUDA graph": "how-do-i",
+    "export without torchcaps": "how-do-i",
+    "AOTInductor": "how-do-i",
     "hyperparameters": "hyperparameters",
     "export onnx": "export",
     "attacks": "evaluate",
@@ -157,6 +172,26 @@ def test_the_site_shows_formulas_tables_and_sources(site):
     assert "<mfrac>" in page
     assert "_modules/torchcaps/routing/dynamic.html" in page
     assert r"\frac" not in page
+
+
+@pytest.mark.slow
+def test_a_percent_sign_stays_with_its_number(site):
+    page = (site / "results.html").read_text(encoding="utf-8")
+    assert "19.27\N{NO-BREAK SPACE}%" in page
+    assert "19.27 %" not in page
+
+
+@pytest.mark.slow
+def test_the_index_of_names_has_a_sentence_on_each(site):
+    page = (site / "api" / "index.html").read_text(encoding="utf-8")
+    cells = [re.sub(r"<[^>]*>|\s+", " ", cell).strip() for cell in re.findall(r"<td.*?</td>", page, re.DOTALL)]
+    sentences = dict(zip(cells[::2], cells[1::2], strict=True))
+    assert (
+        sentences["CapsuleStack"] == "Stack of capsule layers: the parents of each layer are the children of the next."
+    )
+    names = {name for objects in described().items() for name in objects[:1]}
+    assert len(sentences) > 200
+    assert not [name for name, sentence in sentences.items() if len(sentence) < 10 or name not in names]
 
 
 @pytest.mark.slow

@@ -143,6 +143,11 @@ def test_rows_that_are_done_are_not_missing(tmp_path, capfd):
     assert re.search(rf"{ROW} .*7.86 % test error +7.50 % \(1 seed\)", capfd.readouterr().out)
 
 
+def test_the_list_of_all_rows_fits_a_terminal(tmp_path, capfd):
+    assert main(["reproduce", "--list", "--runs", str(tmp_path)]) == 0
+    assert max(map(len, capfd.readouterr().out.splitlines())) <= 120
+
+
 def test_files_of_others_in_the_folder_of_a_run(tmp_path, capfd):
     folder = tmp_path / "seed-0" / ROW
     folder.mkdir(parents=True)

@@ -125,6 +125,7 @@ def test_the_list_names_overrides_that_were_not_asked_for():
     assert summary([RESULT, other], ROW, "--a=1") == "9.00 % (1 seed)"
     assert summary([RESULT], ROW, "--a=1") == "8.50 % (1 seed, no overrides)"
     assert summary([other], ROW) == "9.00 % (1 seed, --a=1)"
+    assert summary([other], ROW, in_short=True) == "9.00 % (1 seed, options)"
 
 
 def test_the_tables_of_the_pages_are_made_from_the_file():

@@ -41,9 +41,9 @@ def _list(options: argparse.Namespace, names: list[str]) -> None:
     rows = []
     for name in names:
         recipe = load_recipe(name)
-        ours = summary(results, name + SMALL if options.small else name)
-        rows.append((name, recipe.row, recipe.published, ours, recipe.dataset))
-    print_table(("recipe", "row", "published", "ours, small" if options.small else "ours", "data"), rows)
+        ours = summary(results, name + SMALL if options.small else name, in_short=True)
+        rows.append((name, recipe.published_in_short, ours))
+    print_table(("recipe", "published", "ours, small" if options.small else "ours"), rows)
 
 
 def _show(options: argparse.Namespace) -> None:

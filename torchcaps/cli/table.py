@@ -6,17 +6,21 @@ from torchcaps.utils.extras import needs
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under a header. Lines stay whole where the output is no terminal, so that it can be searched."""
+    """Print rows under a header, without the columns that are empty in all rows.
+
+    Lines stay whole where the output is no terminal, so that it can be searched.
+    """
     with needs("train"):
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for index, title in enumerate(header):
-        table.add_column(title, no_wrap=index == 0, overflow="fold")
+    columns = [index for index in range(len(header)) if index == 0 or any(row[index] for row in rows)]
+    for index in columns:
+        table.add_column(header[index], no_wrap=index == 0, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(row[index]) for index in columns))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 1000

@@ -34,7 +34,9 @@ MOVING = ("shift", "flip", "rotate", "zoom")  # augmentations that change places
 
 
 class OwnFiles(LabeledData):
-    """Base of data in files of one's own, in a folder for each class, or in one folder beside a table:
+    """Base of data in files of one's own, in a folder for each class, or in one folder beside a table.
+
+    Files lie in one of these ways:
 
         <folder>/<class>/<any file>
         <folder>/train/<class>/<any file>    or with folders train (or training), val (or valid, validation, dev, eval)

@@ -24,7 +24,7 @@ class DoesNotApply(ValueError):
 
 
 class Curve(NamedTuple):
-    """Values of a measure over one that was set.
+    """A measure at several values of a setting.
 
     Fields:
         x, y: names of both, with their units.

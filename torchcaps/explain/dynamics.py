@@ -129,7 +129,7 @@ Panel = tuple[str, RoutingDynamics]
 @checked
 @in_style
 def routing_dynamics_figure(rows: Sequence[Sequence[Panel]], names: Sequence[str] = ()) -> Figure:
-    """Draw shares as gray bars and mean lengths as a blue line with dots over the cosine, as in the paper's Figure 2.
+    """Draw shares as gray bars and mean lengths as a blue line over the cosine, as in Figure 2 of Li et al. 2018.
 
     Args:
         rows: rows of panels, such as a row for each layer. A panel is a title, such as "after epoch 20", and the result

@@ -61,7 +61,7 @@ def heatmaps(model: nn.Module, images: FloatTensor, name: str | None = None) -> 
 def heatmaps_figure(
     model: nn.Module, images: FloatTensor, titles: Sequence[str] = (), name: str | None = None
 ) -> Figure:
-    """Draw images above their heatmaps, the mean of all groups, as in the paper's Table 3.
+    """Draw images above their heatmaps, the mean of all groups, as in Table 3 of Zhao & Huang 2019.
 
     A single image has its heatmap beside it, and that of each group of channels too.
 

@@ -188,7 +188,7 @@ def _spelled(name: str, value: int) -> str:
 @checked
 @in_style
 def relative_changes_figure(trajectories: PoseTrajectories, names: Sequence[str] = ()) -> Figure:
-    """Draw distance, norm and cosine to the first of each pose vector over the angle, as in the paper's Figures 6, 7.
+    """Draw distance, norm and cosine to the first of each pose vector over the angle, as in Heinsen 2019, Figures 6, 7.
 
     There is a column for each pose vector, with a thin gray line for each toy, a line in color for the mean of each
     category and a thick black one for the mean of all toys.
@@ -237,7 +237,7 @@ def relative_changes_figure(trajectories: PoseTrajectories, names: Sequence[str]
 @checked
 @in_style
 def pose_trajectories_figure(rows: Sequence[PoseTrajectories], names: Sequence[str] = ()) -> Figure:
-    """Draw the pose vectors of one toy of each category in the plane, as in the paper's Figure 4.
+    """Draw the pose vectors of one toy of each category in the plane, as in Figure 4 of Heinsen 2019.
 
     A panel has the pose vectors of all images of a toy, the first of its category, so that the distances between them
     change as little as possible (multidimensional scaling). Each pose vector is a path from image to image with a

@@ -16,7 +16,7 @@ from torchcaps.utils.arguments import Count, Fraction, Range, checked
 
 
 class CapsNet(ReconstructingCapsNet):
-    """The paper's CapsNet: a convolution, primary capsules, class capsules, and a decoder that reconstructs the input.
+    """CapsNet: a convolution, primary capsules, class capsules, and a decoder that reconstructs the input.
 
     `forward` and `reconstruct` are in `ReconstructingCapsNet` (reconstructing.py).
 

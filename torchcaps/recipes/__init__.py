@@ -80,6 +80,11 @@ class Recipe:
         return self.published[:1].isdigit()
 
     @property
+    def published_in_short(self) -> str:
+        """The published number without what stands behind it in parentheses, for lists of one line each."""
+        return self.published.partition(" (")[0]
+
+    @property
     def row(self) -> str:
         """The table and the row, in words."""
         return f"{self.table}: {self.title}" if self.table else self.title

@@ -38,7 +38,8 @@ def table(root: Path, runs: Sequence[PlannedRun], again: bool = False) -> list[t
         of_row = [run for run in left if run.recipe == recipe]
         steps = "; ".join(f"{count:,} (seed {run.seed})" for run in of_row if (count := steps_done(run, root)))
         failures = [f"failed: {failure[:160]}" for run in of_row if (failure := _failure(run, root))]
-        published, ours = one_run.load().published, summary(results, recipe, one_run.keys[0][1])
+        published = one_run.load().published_in_short
+        ours = summary(results, recipe, one_run.keys[0][1], in_short=True)
         seeds = seeds_in_words([run.seed for run in of_row]) if of_row else ""
         row = " ".join((recipe, *one_run.overrides))
         lines.append((row, published, ours, seeds, steps, failures[0] if failures else ""))

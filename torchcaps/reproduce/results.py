@@ -98,9 +98,12 @@ def _first_of_each_key(results: Iterable[Result]) -> list[Result]:
     return list(first.values())
 
 
-def summary(results: Iterable[Result], recipe: str, overrides: str = "") -> str:
-    """Return our number for a row, the mean over its seeds, or "" if there is none. Results with the overrides that are
-    asked for are preferred; otherwise there is one number for each choice of overrides, which is named."""
+def summary(results: Iterable[Result], recipe: str, overrides: str = "", in_short: bool = False) -> str:
+    """Return our number for a row, the mean over its seeds, or "" if there is none.
+
+    Results with the overrides that are asked for are preferred. Otherwise there is one number for each choice of
+    overrides, which is named, or in short called "options".
+    """
     values: dict[str, list[float]] = {}
     for result in results:
         if (result.recipe, result.data) == (recipe, ""):
@@ -108,7 +111,7 @@ def summary(results: Iterable[Result], recipe: str, overrides: str = "") -> str:
     shown = {overrides: values[overrides]} if overrides in values else values
     numbers = []
     for given, of_seeds in shown.items():
-        named = "" if given == overrides else f", {given or 'no overrides'}"
+        named = "" if given == overrides else ", options" if in_short else f", {given or 'no overrides'}"
         numbers.append(f"{mean(of_seeds)} % ({counted(len(of_seeds), 'seed')}{named})")
     return "; ".join(numbers)
 

@@ -18,7 +18,7 @@ from torchcaps.utils.arguments import apply, checked
 
 
 class UniformRouting(Routing):
-    r"""Give each child's vote to all parents alike:
+    r"""Give each child's vote to all parents alike.
 
     .. math:: c_{ij} = \frac{1}{\text{parents}}, \quad v_j = \text{activation} \Big( \sum_i a_i c_{ij} V_{ij} \Big)
 
@@ -50,7 +50,7 @@ class UniformRouting(Routing):
 
 
 class RandomRouting(UniformRouting):
-    r"""Draw the coefficients at random, whatever the votes are:
+    r"""Draw the coefficients at random, whatever the votes are.
 
     .. math::
         b_{ij} \sim N(0, 1), \quad c_{ij} = \frac{\exp b_{ij}}{\sum_k \exp b_{ik}}, \quad

@@ -19,7 +19,7 @@ Coefficients = Literal["own", "other", "both"]
 
 
 class CapsuleBlock2d(nn.Module):
-    r"""The paper's capConv: capsules on a grid from children of the same type (master) and of all types (aide).
+    r"""Make capsules on a grid of children of their own type (master) and of all types (aide), as Li et al. 2018.
 
     Let conv be a convolution of each type alone and conv' a convolution of all types together, whose kernel is larger
     by 4. The coefficients c and c' are one number each per type and position. They come from 3x3 convolutions of each
@@ -198,7 +198,7 @@ def as_poses(x: Tensor, features: int) -> Tensor:
 
 
 class CapsuleFC(nn.Module):
-    r"""The paper's capFC: every feature of a parent is a weighted sum of the same feature of all children, squashed.
+    r"""Sum each feature of all children with learned weights, and squash the parents, as Li et al. 2018.
 
     .. math:: v_j = \text{squash}(s_j), \quad s_j^h = \sum_i W^h_{ij} \, u_i^h
 

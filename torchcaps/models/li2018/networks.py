@@ -100,7 +100,7 @@ class EncapsulatedModule2d(nn.Module):
 
 
 class EncapNet(nn.Module):
-    """The paper's EncapNet: convolutions, encapsulated layers, and one capsule per class.
+    """EncapNet of Li et al. 2018: convolutions, encapsulated layers, and one capsule per class.
 
     Args:
         stem: network from images to a map whose channels are capsules of `stem_pose` features.
@@ -200,7 +200,7 @@ def _encapnet(
 
 
 class CapNet(nn.Module):
-    """The paper's CapNet: four convolutions, capsules on a grid, and two capsule layers that route.
+    """CapNet of Li et al. 2018: four convolutions, capsules on a grid, and two capsule layers that route.
 
     Two points follow the authors' code for EM routing: the score of a class is the length of its mean, as with dynamic
     routing, and a convolution with BN and ReLU computes the activities of the children.
