@@ -392,7 +392,7 @@ def test_augmentations_move_both(tmp_path, name):
     counted = targets != IGNORED
     shown = ((moved[:, 0] * 255 - 100) / 100).round()
     right = (shown[counted] == targets[counted]).float().mean()
-    assert right > (0.99 if name == "rotate" else 0.998)  # the rest lies between two blocks, or beside the image
+    assert right > (0.99 if name == "rotate" else 0.9996)  # the rest lies between two blocks, or beside the image
     if name in ("rotate", "erase"):
         assert (moved[:, 0][~counted] < 0.4).all()  # black, or next to what is
         assert 0.01 < (~counted).float().mean() < 0.3
