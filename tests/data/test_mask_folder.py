@@ -10,7 +10,7 @@ from PIL import Image
 
 from torchcaps.data import DataError, MaskFolder
 from torchcaps.data.labeled import IGNORED
-from torchcaps.data.mask_folder import spans
+from torchcaps.data.mask_files import spans
 from torchcaps.data.masks import MaskSet
 
 COUNT = 12
@@ -79,6 +79,7 @@ WAYS = {
     "wide": (lambda mask: mask.astype(np.int32) * 70_000, [0, 70_000, 140_000]),
     "gray levels in RGB": (lambda mask: np.stack([mask * 100] * 3, 2), [0, 100, 200]),
     "with alpha": (lambda mask: np.stack([mask, 255 - mask], 2), [0, 1, 2]),
+    "negative": (lambda mask: mask.astype(np.int32) - 1, [-1, 0, 1]),
     "palette": (with_palette, [0, 1, 2]),
     "colors": (lambda mask: COLORS[mask], ["000000", "0000ff", "ff0000"]),
     "colors and alpha": (lambda mask: np.dstack([COLORS[mask], mask]), ["000000", "0000ff", "ff0000"]),
@@ -88,7 +89,9 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_kind_of_mask(tmp_path, way):
     pixels, values = WAYS[way]
-    data = made(write(tmp_path, pixels, mask_name="{}.tif" if way == "wide" else "{}.png"), channels=1, size=16)
+    data = made(
+        write(tmp_path, pixels, mask_name="{}.tif" if way in ("wide", "negative") else "{}.png"), channels=1, size=16
+    )
     assert (data.values, data.names, data.classes) == (values, [str(value) for value in values], 3)
     data.setup()
     data.prepare_data()
@@ -238,6 +241,9 @@ def test_a_mask_lies_where_its_picture_does_and_back(tmp_path, fit, height, widt
             shown[down : down + side, right : right + side] = True
             assert (placed[~shown] == 0).all()
         assert np.array_equal(placed[shown], expected[shown])
+        if height == width == size:
+            every = torch.randint(3, (size, size))
+            assert np.array_equal(data.placed(every, path), every.numpy())
         assert inner.all() == (fit != "pad" or height == width)
 
 
@@ -318,6 +324,15 @@ def test_a_picture_is_predicted_tile_by_tile(tmp_path, height, width, size):
 
 
 # Sets
+
+
+def test_files_that_were_changed_are_read_again(tmp_path):
+    for pixels in (lambda mask: mask, lambda mask: 2 - mask):
+        write(tmp_path, pixels)
+        data = made(tmp_path, fit="tile", size=24)
+        data.setup("test")
+        expected = pixels(mask_of(int(Path(data.keys("test")[1].split()[0]).stem)))
+        assert torch.equal(data.test_set[1][1][:16], torch.from_numpy(expected))
 
 
 @pytest.mark.parametrize("fit", ["crop", "tile"])
@@ -461,9 +476,9 @@ def test_too_many_values(tmp_path):
     smooth = np.arange(16 * 24, dtype=np.uint8).reshape(16, 24) % 200
     Image.fromarray(smooth).save(tmp_path / "masks/7.png")
     assert error_of(tmp_path) == (
-        f"{tmp_path}/masks/7.png: masks have more than 64 values, here 0, 1, 2, ... (65): smoothed edges and JPEG have "
-        "values between those of the classes: save masks as PNG without smoothing, or, if all are classes, list them "
-        "in data.values"
+        f"{tmp_path}/masks/7.png: masks have more than 64 values, here 0, 1, 2, ... (65): smoothed edges, JPEG, and a "
+        "number for each object make many: save masks as PNG with one value for each class, or, if all are classes, "
+        "list them in data.values"
     )
     assert "masks/7.png: has the value 3 in row 0 and column 3, which is no class" in error_of(
         tmp_path, values=[0, 1, 2]
