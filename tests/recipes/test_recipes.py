@@ -80,7 +80,7 @@ RUN: tuple[Version, ...] = (
     ("zhao2019/table4/expanded-mnist-r1", False),
 )
 # These need the user's data: see tests/cli/test_own_images.py and test_own_texts.py.
-OWN = ("heinsen2022/texts/imdb", "own/arrays", "own/images", "own/numbers", "own/texts")
+OWN = ("heinsen2022/texts/imdb", "own/arrays", "own/images", "own/masks", "own/numbers", "own/texts")
 VERSIONS: list[Version] = [
     (name, small)
     for name in list_recipes()

@@ -68,9 +68,12 @@ def run(options: argparse.Namespace) -> None:
     for name, run in runs.items():
         results[name] = _evaluated(options, name, run, files[name])
         print(f"results: {files[name]}", flush=True)
+    from torchcaps.data.own_files import OwnFiles
+
+    beside_papers = not all(isinstance(run.data(), OwnFiles) for run in runs.values())
     pictures = next(iter(folders.values())) if len(folders) == 1 else take_folder(Path(options.runs), "evaluate")
     for protocol in next(iter(results.values())):
-        _print(protocol, results)
+        _print(protocol, results, beside_papers)
         if any(result[protocol].get("curves") for result in results.values()):
             from torchcaps.evaluate.drawing import protocol_figure
             from torchcaps.measures.axes import write
@@ -117,8 +120,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{error}: move the file away") from None
 
 
-def _print(protocol: str, results: dict[str, dict[str, Any]]) -> None:
-    """Print a table of a protocol with a column for each run, and what papers have."""
+def _print(protocol: str, results: dict[str, dict[str, Any]], beside_papers: bool) -> None:
+    """Print a table of a protocol with a column for each run, and what papers have on sets that others have too."""
     from torchcaps.evaluate import PROTOCOLS
 
     print(f"\n{protocol}: {PROTOCOLS[protocol].question}")
@@ -136,7 +139,7 @@ def _print(protocol: str, results: dict[str, dict[str, Any]]) -> None:
             print(f"does not apply to {name}: {result['reason']}")
         for note in result.get("notes", ()):
             print(f"note on {name}: {note}")
-    for published in PROTOCOLS[protocol].published:
+    for published in PROTOCOLS[protocol].published if beside_papers else ():
         print(f"published: {published}")
 
 

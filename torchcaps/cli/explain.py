@@ -140,7 +140,7 @@ def _report(
     page = report(
         network,
         samples,
-        options.recipe,
+        _title(run),
         facts,
         states,
         run.temperature if len(checkpoints) == 1 else None,  # it is that of one network
@@ -151,6 +151,19 @@ def _report(
     for quantity, lines in run.curves().items():
         page["curves"][quantity] = [{"name": name, **_finite(xs, ys)} for name, (xs, ys) in lines.items()]
     return page
+
+
+def _title(run: "Run") -> str:
+    """Return the folder of a run: its path in the folder of all runs or in the working folder, if it is in one."""
+    from torchcaps.runs.hub import HUB
+
+    if run.recipe.name.startswith(HUB):
+        return run.recipe.name
+    folder = run.folder.resolve()
+    for base in (run.runs.resolve(), Path.cwd()):
+        if folder != base and folder.is_relative_to(base):
+            return folder.relative_to(base).as_posix()
+    return "/".join(folder.parts[-2:])
 
 
 def _finite(xs: Sequence[float], ys: Sequence[float]) -> dict[str, list[float]]:

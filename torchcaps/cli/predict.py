@@ -1,4 +1,4 @@
-"""Predict the classes, labels or numbers of pictures, arrays or texts with a trained network."""
+"""Predict classes, labels, numbers or masks of pictures, arrays or texts with a trained network."""
 
 import argparse
 import csv
@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,7 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of texts: tables, or files with a text in each line; - for standard input, with a path or a text in each line",
     )
     add_checkpoint(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="CSV file to write (default: standard output)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="CSV file to write (default: standard output); of masks a folder for them, which is needed",
+    )
     parser.add_argument("--column", help="column of tables (default: `file`, or the column of texts in the training)")
     parser.add_argument(
         "--columns",
@@ -69,23 +75,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Each row has the sample, the likeliest class, its probability, and P(class) for each class; where a sample "
         "has several labels, those that are likely enough, and P(label) for each; or the numbers. With --out, a "
-        "prediction that was interrupted goes on where it stopped when the same command runs again."
+        "prediction that was interrupted goes on where it stopped when the same command runs again. A network that "
+        "segments writes a mask of each picture, and in the folder overlays the picture with its mask in colors."
     )
 
 
 def run(options: argparse.Namespace) -> None:
     """Write a row for each sample: its name, and what is predicted of it."""
-    if options.out and options.out.is_dir():
-        raise ValueError(f"--out {options.out} is a folder: give the path of a .csv file")
     part, parts = _part(options)
     trained = find_run(options)
+    segments = trained.target == "masks"
+    if segments and (options.out is None or (options.out.exists() and not options.out.is_dir())):
+        raise ValueError("masks are written into a folder: give --out FOLDER")
+    if not segments and options.out and options.out.is_dir():
+        raise ValueError(f"--out {options.out} is a folder: give the path of a .csv file")
     with _name_skip_bad_in_errors():
         if trained.values["model"].get("labels_per_image", 1) not in (1, None):
             raise ValueError("predictions are of one class, or of any number of labels, and this network names several")
         samples = list(_samples(options, trained))
         if not samples:
             raise ValueError(f"there is nothing to predict in {' '.join(options.paths)}")
-        about = f", {_about_probabilities(trained)}" if trained.target != "numbers" else ""
+        about = f", {_about_probabilities(trained)}" if trained.target in ("class", "labels") else ""
         parts = min(parts, len(samples))
         if part > parts:
             print(f"torchcaps: no sample is left for part {part}: {counted(len(samples), 'sample')}", file=sys.stderr)
@@ -93,7 +103,9 @@ def run(options: argparse.Namespace) -> None:
         share = f", part {part} of {parts}" * (parts > 1)
         print(f"torchcaps: {counted(len(samples), 'sample')}{share}, {trained.path}{about}", file=sys.stderr)
         skipped: list[str] | None = [] if options.skip_bad else None
-        if options.out is None:
+        if segments:
+            _write_masks(options.out, trained, samples, part, parts, skipped)
+        elif options.out is None:
             writer = csv.writer(CSVLines(sys.stdout))
             writer.writerow(_header(trained))
             writer.writerows(_rows(options, trained, samples, skipped))
@@ -102,6 +114,35 @@ def run(options: argparse.Namespace) -> None:
     if skipped:
         more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
         print(f"torchcaps: left out {counted(len(skipped), 'file')}: {'; '.join(skipped[:5])}{more}", file=sys.stderr)
+
+
+def _write_masks(
+    out: Path, trained: "Run", samples: Sequence[Sample], part: int, parts: int, skipped: list[str] | None
+) -> None:
+    """Write the masks of a part of the pictures, and the pictures with these in colors."""
+    from PIL import Image
+
+    from torchcaps.data import MaskFolder
+    from torchcaps.data.notes import progress_bar
+    from torchcaps.deploy.predict import predict_masks
+    from torchcaps.explain.segmentation import overlay
+
+    names = [Path(sample.value).stem for sample in samples]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"several pictures are called {twice}, and so would be their masks: predict them one by one")
+    data = trained.data()
+    assert isinstance(data, MaskFolder)
+    first, last = (len(samples) * k // parts for k in (part - 1, part))
+    make_folder(out / "overlays")
+    with progress_bar() as progress:
+        bar = progress.add_task("predicting", total=last - first)
+        for index, mask in predict_masks(trained, [sample.value for sample in samples[first:last]], skipped):
+            path, name = samples[first + index].value, f"{names[first + index]}.png"
+            picture = overlay(data.upright(Path(path)), mask)
+            for folder, image in ((out, Image.fromarray(data.palette[mask])), (out / "overlays", picture)):
+                write_whole(folder / name, partial(image.save, format="PNG"))
+            progress.update(bar, completed=index + 1)
+    print(f"masks: {out}, and with colors over the pictures: {out / 'overlays'}")
 
 
 def _names(text: str) -> list[str]:

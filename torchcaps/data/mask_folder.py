@@ -233,7 +233,7 @@ class MaskFolder(MaskData, ImageFolder):
         channels: Literal[1, 3] | None = None,
         fit: Literal["crop", "pad", "stretch", "tile"] = "crop",
         window: Window | None = None,
-        values: list[int] | list[str] | None = None,
+        values: list[str] | list[int] | None = None,
         ignore: int | str | None = None,
         class_names: list[str] | None = None,
         augmentations: list[Augmentation] | None = None,
@@ -271,6 +271,7 @@ class MaskFolder(MaskData, ImageFolder):
         if self.tiled:
             self.fit = "pad"  # the checks see whole pictures
         self._target, self.target = Target("masks", [], None, "data.values"), "masks"
+        self.balance = None  # an image has pixels of several classes
         self._tiles: dict[str, tuple[list[tuple[Span, Span] | None], Tensor]] = {}  # by path: and their pixels
         self._nearest = nn.ModuleList(self._changes_by("nearest"))
 
@@ -283,7 +284,7 @@ class MaskFolder(MaskData, ImageFolder):
     def palette(self) -> np.ndarray:
         """The value of each class as pixels: `Image.fromarray(data.palette[mask])` is a mask as those of the training.
 
-        `(classes,)` of uint8, uint16 or int32, or `(classes, 3)` uint8 for colors.
+        `(classes,)` of uint8, uint16 or int32 (for TIFF files), or `(classes, 3)` uint8 for colors.
         """
         if self._colors:
             return np.array([[*bytes.fromhex(value)] for value in self.values], np.uint8)
@@ -298,10 +299,10 @@ class MaskFolder(MaskData, ImageFolder):
             values, counts = self._found
             pixels = sum(counts)
             shares = [
-                f"{name}{'' if name == str(value) else f' (value {value})'}: {percent(count / pixels)} of the pixels"
+                f"value {value} is class {name!r} ({percent(count / pixels)} of the pixels)"
                 for name, value, count in zip(self.names, values, counts, strict=True)
             ]
-            say(f"{self.folder}: classes, in the order of data.values: {listed(shares, MOST_VALUES)}")
+            say(f"{self.folder}: {listed(shares, MOST_VALUES)}")
         super().prepare_data()
 
     def picture(self, path: Path) -> Tensor:
@@ -335,9 +336,7 @@ class MaskFolder(MaskData, ImageFolder):
             path: the picture. What "crop" cuts off is of class 0.
         """
         if self.tiled:
-            raise DataError(
-                f"{path}: pictures of these data are cut into tiles: put their masks together by data.tiles"
-            )
+            raise DataError(f"{path}: pictures of these data are cut into tiles: write their masks by data.tiles")
         width, height = upright_size(path)
         classes = mask.numpy(force=True)
         size = self.shape[1]
@@ -350,6 +349,10 @@ class MaskFolder(MaskData, ImageFolder):
         )
         own[np.ix_(rows >= 0, columns >= 0)] = classes[np.ix_(rows[rows >= 0], columns[columns >= 0])]
         return own
+
+    def upright(self, path: Path) -> Image.Image:
+        """Read a picture in its own size, with 8 bits per channel, gray or in color as the images are."""
+        return read_upright(path, self.shape[0], self.window)
 
     def size_of(self, path: Path) -> tuple[int, int]:
         """Return the height and the width of a picture, upright."""
@@ -369,8 +372,8 @@ class MaskFolder(MaskData, ImageFolder):
 
     @property
     def _reader(self) -> Reader:
-        codes = tuple(_code(value) for value in self.values)
-        ignored = None if self.ignore is None else _code(self.ignore)
+        codes = tuple(_code(value, self._colors) for value in self.values)
+        ignored = None if self.ignore is None else _code(self.ignore, self._colors)
         return Reader(self._folder, self.shape, self.fit, self.window, codes, self._colors, ignored)
 
     def _errors(self, paths: list[str]) -> list[str]:
@@ -437,10 +440,11 @@ class MaskFolder(MaskData, ImageFolder):
                     "values between those of the classes: save masks as PNG without smoothing, or, if all are classes, "
                     "list them in data.values"
                 )
-        if self.ignore is not None and isinstance(self.ignore, str) != colors:
-            a_value = 'colors: give a color such as "ff0000"' if colors else "numbers: give a number"
-            raise DataError(f"data.ignore is {self.ignore!r}, and the masks in {self.folder} have {a_value}")
-        if self.ignore is not None and totals.pop(_code(self.ignore), None) is None:
+        if isinstance(self.ignore, str) and not colors:
+            raise DataError(
+                f"data.ignore is {self.ignore!r}, and the masks in {self.folder} have numbers: give a number"
+            )
+        if self.ignore is not None and totals.pop(_code(self.ignore, colors), None) is None:
             say(f"{self.folder}: no mask has the value of data.ignore, {self.ignore!r}")
         values = [_value(code, colors) for code in sorted(totals)]
         if len(values) < 2:
@@ -529,8 +533,8 @@ def _codes(path: Path, colors: bool) -> np.ndarray:
     if pixels.ndim == 3 and not colors:
         if (pixels != pixels[..., :1]).any():
             raise DataError(
-                f"{path}: has colors, and the values of the classes are numbers: give data.values as colors, such as "
-                '"ff0000", or save the mask with the numbers'
+                f"{path}: has colors, and the values of the classes are numbers: give data.values as colors in "
+                'quotes, such as ["000000", "ff0000"], or save the mask with the numbers'
             )
         return pixels[..., 0]
     if pixels.ndim == 3:
@@ -545,24 +549,25 @@ def _value(code: int, colors: bool) -> int | str:
     return f"{code:06x}" if colors else code
 
 
-def _code(value: int | str) -> int:
-    return int(value, 16) if isinstance(value, str) else value
+def _code(value: int | str, colors: bool) -> int:
+    # A command makes a number of a color that has digits alone.
+    return int(f"{value:0>6}", 16) if colors else int(value)
 
 
 def _normal(name: str, value: int | str) -> int | str:
     """Return a value of the user as `values` has it."""
-    if isinstance(value, int):
-        return value
-    color = value.lower().removeprefix("#")
-    if not re.fullmatch("[0-9a-f]{6}", color):
+    text = str(value).lower().removeprefix("#")
+    if isinstance(value, str) and not re.fullmatch("[0-9a-f]{6}", text):
         raise ValueError(f'{name} must be numbers, or colors such as "ff0000", got {value!r}')
-    return color
+    return text if isinstance(value, str) else value
 
 
 def _check_values(values: list[Any], ignore: int | str | None, class_names: list[str] | None) -> None:
     if not 2 <= len(values) <= VOID or len(set(values)) < len(values):
         raise ValueError(f"values must be from 2 to {VOID} different ones, got {values}")
-    if ignore is not None and (ignore in values or type(ignore) is not type(values[0])):
+    colors = isinstance(values[0], str)
+    codes = [_code(value, colors) for value in values]
+    if ignore is not None and (isinstance(ignore, str) > colors or _code(ignore, colors) in codes):
         raise ValueError(f"ignore must be another value than those of values, and of their kind, got {ignore!r}")
     if class_names is not None and len(class_names) != len(values):
         raise ValueError(f"class_names must be one for each of the {len(values)} values, got {class_names}")

@@ -306,9 +306,10 @@ class OwnFiles(LabeledData):
     def _how_to_test(self) -> str:
         if self.test_share == 0:
             return "set data.test_share above 0, or add a folder test"
+        needs = "it needs" if self.target == "masks" else f"a {self._target.term} needs"
         if self._listed.groups:
-            return f"a {self._target.term} needs two groups to be tested"
-        return f"a {self._target.term} needs three {self.kind.noun}s to be split"
+            return f"{needs} two groups to be tested"
+        return f"{needs} three {self.kind.noun}s to be split"
 
 
 def _natural(name: str) -> tuple[int, int, str]:

@@ -1,14 +1,15 @@
-"""Predictions of a trained network for files and texts, batch by batch."""
+"""Predictions of a trained network for files and texts, batch by batch, and masks of pictures."""
 
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.data import TextData
+from torchcaps.data import DataError, MaskFolder, TextData
 from torchcaps.data.images import FileData
 from torchcaps.runs import Run
 from torchcaps.utils.arguments import Count, checked
@@ -43,6 +44,50 @@ def predict_pictures(
         if images:
             batch = data.center(torch.stack(list(images.values())))
             yield from zip((start + place for place in images), _predicted(run, batch), strict=True)
+
+
+@checked
+def predict_masks(
+    run: Run, paths: Sequence[Path | str], skipped: list[str] | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the index of each picture and the class of each of its pixels, `(height, width)` uint8, in its own size.
+
+        for index, mask in predict_masks(run, ["a.png"]): Image.fromarray(run.data().palette[mask]).save("mask.png")
+
+    Args:
+        run: run of a network that segments pictures of one's own.
+        paths: the pictures.
+        skipped: list to which the errors of pictures that cannot be read are appended; None raises them.
+
+    Raises:
+        TypeError: the network was trained on something else.
+        DataError: a picture cannot be read.
+        ValueError: the network's scores are NaN or infinite.
+    """
+    data = run.data()
+    if not isinstance(data, MaskFolder):
+        raise TypeError(f"the network was trained on {type(data).__name__}, and masks are predicted by a MaskFolder")
+    for index, path in enumerate(map(Path, paths)):
+        try:
+            mask = _mask(run, data, path)
+        except DataError as error:
+            if skipped is None:
+                raise
+            skipped.append(str(error))
+            continue
+        yield index, mask
+
+
+def _mask(run: Run, data: MaskFolder, path: Path) -> np.ndarray:
+    def classes(image: Tensor) -> Tensor:
+        return run.probabilities(data.center(image[None]))[0].argmax(0)
+
+    if not data.tiled:
+        return data.placed(classes(data.picture(path)), path)
+    mask = np.zeros(data.size_of(path), np.uint8)
+    for tile in data.tiles(path):
+        mask[tile.place] = classes(tile.image).numpy(force=True)[tile.inside]
+    return mask
 
 
 @checked

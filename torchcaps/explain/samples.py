@@ -119,7 +119,7 @@ def image_samples(data: FileData, count: Count) -> Samples:
     images, classes = data.samples("test", some)
     files = data.keys("test") if isinstance(data, OwnFiles) else None
     titles = [files[index] if files else f"test image {index}" for index in some]
-    if classes.dim() > 1 and data.target != "numbers":
+    if classes.dim() > 1 and data.target not in ("numbers", "masks"):
         shown = [" and ".join(data.names[k] for k in row.nonzero().flatten().tolist()) for row in classes]
         titles = [f"{title}: {names or 'no label'}" for title, names in zip(titles, shown, strict=True)]
     return _samples_of(data, images, classes, titles)

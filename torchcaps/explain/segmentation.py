@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from PIL import Image
 from torch import Tensor, nn
 
 from torchcaps.capsules import IGNORED
@@ -90,6 +92,19 @@ def masks_figure(
     if patches:
         figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 6))
     return figure
+
+
+@checked
+def overlay(picture: Image.Image, mask: np.ndarray) -> Image.Image:
+    """Return a picture with the color of each pixel's class laid over.
+
+    Args:
+        picture: gray or in color.
+        mask: class of each pixel, `(height, width)`.
+    """
+    image = torch.from_numpy(np.array(picture.convert("RGB"))).movedim(-1, 0) / 255
+    (drawn,) = _over(image[None], torch.from_numpy(mask)[None].long())
+    return Image.fromarray((255 * drawn).round().byte().movedim(0, -1).numpy())
 
 
 def _color(label: int) -> str:

@@ -31,7 +31,10 @@ THUMBNAIL = 58  # pixels of a test image to choose
 # The latest event counts: an answer to a line that has grown since is of no use.
 LATEST: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "hidden", "api_visibility": "private"}
 # The style of the page, inside of one part of Gradio's page, which says by a class whether it is dark.
-DARK = "margin: -8px -12px; color: var(--text);\n.dark & { color-scheme: dark; }\n"
+DARK = (
+    "margin: -8px -12px; font-size: 1rem; color: var(--text); --ground: var(--body-background-fill);\n"
+    ".dark & { color-scheme: dark; }\n"
+)
 
 
 @checked
@@ -68,7 +71,7 @@ def app(run: Run) -> gr.Blocks:
             f"{counted(len(run.names), *TERMS[run.target])}."
         )
         if isinstance(data, ImageData):
-            _image_page(looking, data, images)
+            _image_page(looking, data, images, blocks)
         else:
             _text_page(looking, data, blocks)
     return blocks
@@ -125,13 +128,16 @@ def _part(name: str, script: str, **properties: Any) -> gr.HTML:
     )
 
 
-def _answer() -> gr.HTML:
-    return _part("answer", "\n".join(read(f"{name}.js") for name in (*EXAMPLE_SCRIPTS, "live")), value=None)
+def _answer(*ways: str) -> gr.HTML:
+    """Return the part with what the network does; without an input it says in which ways to give one."""
+    script = "\n".join(read(f"{name}.js") for name in (*EXAMPLE_SCRIPTS, "live"))
+    return _part("answer", script, value=None, ways=ways)
 
 
-def _image_page(looking: Looking, data: ImageData, images: Samples | None) -> None:
-    """Add the page of a network of images to the blocks that are open, with some test images."""
+def _image_page(looking: Looking, data: ImageData, images: Samples | None, blocks: gr.Blocks) -> None:
+    """Add the page of a network of images to blocks, which are open. It begins with the first of some test images."""
     draws, drops = data.shape[0] == 1, data.shape[0] in (1, 3)
+    ways = {"draw an image": draws, "choose a picture": drops, "take a test image": images is not None}
     shown = [] if images is None else zip(images.inputs, images.titles, strict=True)
     with gr.Row():
         with gr.Column(min_width=300, scale=1):
@@ -142,11 +148,12 @@ def _image_page(looking: Looking, data: ImageData, images: Samples | None) -> No
                 draws=draws,
                 drops=drops,
                 megabytes=LARGEST,
+                value=None if images is None else {"test": 0},
                 images=[(picture(image[0], THUMBNAIL), title) for image, title in shown],
             )
         with gr.Column(min_width=300, scale=3):
             gr.Markdown("### What the network does with it")
-            answer = _answer()
+            answer = _answer(*(way for way, there_is in ways.items() if there_is))
 
     def look(given: dict[str, Any]) -> Any:
         try:
@@ -160,7 +167,7 @@ def _image_page(looking: Looking, data: ImageData, images: Samples | None) -> No
         except DataError as error:
             raise gr.Error(str(error), print_exception=False) from None
 
-    field.input(look, field, answer, **LATEST)
+    gr.on([field.input] if images is None else [field.input, blocks.load], look, field, answer, **LATEST)
 
 
 def _how_to_give(data: ImageData, draws: bool, drops: bool) -> str:
@@ -184,7 +191,7 @@ def _text_page(looking: Looking, data: TextData, blocks: gr.Blocks) -> None:
     """Add the page of a network of texts to blocks, which are open."""
     encoder = LoadedEncoder.of(data)
     text = gr.Textbox(FIRST, lines=3, max_length=LONGEST, label="Write a text", elem_id="text")
-    answer = _answer()
+    answer = _answer("write a text")
 
     def look(given: str) -> Any:
         if not given.strip():

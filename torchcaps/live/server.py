@@ -110,8 +110,10 @@ def server_of(blocks: gr.Blocks, port: int) -> uvicorn.Server:
         ssr_mode=False,
         mcp_server=False,
         pwa=False,
-        # Fonts of this machine: none is loaded.
-        theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
+        # Fonts of this machine: none is loaded. The text is as large as in the parts that scripts draw.
+        theme=gr.themes.Default(
+            text_size="lg", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+        ),
     )
     config = uvicorn.Config(
         here,

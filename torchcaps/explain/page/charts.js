@@ -58,6 +58,12 @@ function lineChart({ name, description, x, y, lines, yRange = [], whole, level, 
   return { element: figure(svg, name), mark };
 }
 
+/** Charts in two columns, under what belongs to them; or beside it, where one chart would stand alone. */
+function chartsUnder(content, charts) {
+  const odd = charts.length % 2;
+  return [odd ? null : content, charts.length ? make("div", { class: "charts" }, odd ? content : null, charts) : null];
+}
+
 /** Where things lie in a chart: its sides, its ticks, and the places of numbers. */
 function axes({ lines, yRange, level, whole, words, names }) {
   let [low, high] = ends([...lines.flatMap((line) => line.y), ...yRange, ...(level ? [level.value] : [])]);

@@ -85,4 +85,13 @@ function inputField() {
   return field;
 }
 
+/** Keep the field in sight beside a long answer. A field higher than the window stays with its lower end. */
+function stayInSight(column) {
+  const isBeside = column.offsetWidth < column.parentElement.offsetWidth / 2;
+  Object.assign(column.style, { alignSelf: "flex-start", position: isBeside ? "sticky" : "static",
+    top: `min(1rem, calc(100vh - ${column.offsetHeight}px - 1rem))` });
+}
+
 element.append(inputField());
+element.closest(".gradio-container").style.overflow = "clip"; // inside of "hidden", which it was, nothing sticks
+new ResizeObserver(([{ target }]) => stayInSight(target)).observe(element.closest(".column"));

@@ -10,7 +10,7 @@ function quoted(view, index) {
 
 /** What is predicted: a class, a label or a number. */
 function termOf({ report }) {
-  return report.target === "class" ? "class" : report.target.slice(0, -1);
+  return report.terms[0];
 }
 
 function labelsOf(view, indices) {
@@ -72,14 +72,15 @@ function thumbnails(view, choose) {
 function exampleSection(view, choose, chooseClass) {
   const { image, example } = view;
   const term = termOf(view);
-  const [has, source] = term === "number" ? ["which numbers it gives", "each of them"]
+  const hasNumbers = view.report.target === "numbers";
+  const [has, source] = hasNumbers ? ["which numbers it gives", "each of them"]
     : [`how strongly it believes in each ${term}`, "that belief"];
   const where = example.maps?.length ? `, and where in it ${source} comes from` : "";
   const what = image
     ? `what the network was given${where ? "," : " and"} ${has}${where}`
     : `how strongly the network believes in each ${term}, and which words that belief comes from`;
   const lead = `Pick ${image ? "an input" : "a text"}. Below is ${what}.`
-    + (term === "number" ? "" : " Signs mark what the network got right (\u2713) and wrong (\u2717).");
+    + (hasNumbers ? "" : " Signs mark what the network got right (\u2713) and wrong (\u2717).");
   return { lead, parts: [thumbnails(view, choose), exampleParts(view, chooseClass)] };
 }
 
@@ -93,17 +94,17 @@ function exampleParts(view, chooseClass) {
     example.words && example.word_shares ? wordsOf(view) : null];
 }
 
-/** Whether an example has maps and a tree of a class; of many classes only the likeliest have them. */
+/** Whether an example has maps or a tree of a class; of many classes only the likeliest have them. */
 function isShown(example, index) {
-  const tree = example?.trees?.[index];
-  return !tree || "parts" in tree;
+  const [map, tree] = [example?.maps?.[0], example?.trees?.[index]];
+  return map ? Boolean(map.maps[index]) : !tree || "parts" in tree;
 }
 
 function inputAndDrawing(view) {
   const { example } = view;
   const input = figure(picture(example.image, `The input: ${example.title}`), "The input: ",
     make("strong", {}, example.title));
-  if (!example.reconstruction) return make("div", { class: "input-pair" }, input);
+  if (!example.reconstruction) return make("div", { class: "input-pair alone" }, input);
   const name = quoted(view, example.predicted);
   const drawn = figure(picture(example.reconstruction, `What the network draws from the vector of ${name}`),
     `Drawn back from nothing but the vector of ${name}`);
@@ -141,24 +142,23 @@ function scoreName({ report }) {
 function scoreBars(view, chooseClass) {
   const { example, chosen, report } = view;
   const { values, write, what } = beliefs(view);
-  const term = termOf(view);
+  const hasNumbers = report.target === "numbers";
   const [answers, truth] = [example.named ?? [example.predicted], example.labels ?? [example.label]];
   const shown = shownClasses(values, [chosen, ...answers, ...truth]);
-  const notesOf = (index) => (term === "number" ? [example.true ? `true: ${inUnits(example.true[index])}` : ""]
+  const notesOf = (index) => (hasNumbers ? [example.true ? `true: ${inUnits(example.true[index])}` : ""]
     : [answers.includes(index) ? "\u25c0 answer" : "", truth.includes(index) ? "\u2605 true" : ""]);
   const bars = shown.map((index) => {
     const pressed = String(index === chosen);
     return make("button", { type: "button", class: "score", "aria-pressed": pressed, "data-key": `class-${index}`,
       click: () => chooseClass(index) }, make("span", { class: "name" }, report.classes[index]),
-    term === "number" ? make("span") : bar(values[index]),
+    hasNumbers ? make("span") : bar(values[index]),
     make("span", { class: "value" }, write(values[index])),
     make("span", { class: "note" }, notesOf(index).filter(Boolean).join(" ")));
   });
   const hidden = values.length - shown.length;
-  const all = term === "class" ? "classes" : `${term}s`;
-  const group = make("div", { class: "scores", role: "group", "aria-label": `The ${all}` },
-    make("h3", {}, term === "number" ? "What it says" : "How sure it is"),
-    make("p", { class: "small" }, `${what} Press a ${term} to look into it.`), bars,
+  const group = make("div", { class: "scores", role: "group", "aria-label": `The ${report.terms[1]}` },
+    make("h3", {}, hasNumbers ? "What it says" : "How sure it is"),
+    make("p", { class: "small" }, `${what} Press a ${termOf(view)} to look into it.`), bars,
     hidden ? make("p", { class: "small" }, `${number(hidden)} more have smaller values.`) : null);
   const longest = Math.max(...shown.map((index) => report.classes[index].length));
   group.style.setProperty("--names", `${Math.min(longest + 1, 14)}ch`);
@@ -175,8 +175,16 @@ function mapsOf(view) {
   const { example, chosen, image, report } = view;
   const name = quoted(view, chosen);
   const covering = make("input", { type: "checkbox", "data-key": "covering" });
-  const grid = make("div", { class: "maps" });
-  const show = () => grid.replaceChildren(...example.maps.map((map) => {
+  const text = make("div", { class: "maps-text" }, make("h3", {}, `Where ${name} comes from`),
+    make("p", {},
+      `Bright places gave much to ${name}, dark places little. The numbers under the colors are times an even share: 1 `
+        + "is what a place would give if all capsules gave alike. ",
+    make("strong", {}, `Half of ${name} comes from ${percent(example.maps[0].half[chosen])} of the places; `
+      + `${percent(example.maps[0].even[chosen])} would be even.`)),
+    make("label", { class: "check" }, covering, " Colors only, without the input under them"));
+  text.style.setProperty("--span", 3 - (example.maps.length % 3)); // of three columns: no row has a gap
+  const grid = make("div", { class: "block maps" });
+  const show = () => grid.replaceChildren(text, ...example.maps.map((map) => {
     const layer = report.layers.find((other) => other.name === map.layer);
     const drawn = mapCanvas(map, chosen, image, `Layer ${map.layer}: where ${name} comes from`, covering.checked);
     const caption = [make("strong", {}, map.layer), layer ? `: ${layer.children}` : ""];
@@ -184,12 +192,6 @@ function mapsOf(view) {
   }));
   covering.addEventListener("change", show);
   show();
-  return make("div", { class: "block" }, make("h3", {}, `Where ${name} comes from`),
-    make("p", {},
-      `Bright places gave much to ${name}, dark places little. The numbers under the colors are times an even share: 1 `
-        + "is what a place would give if all capsules gave alike. ",
-    make("strong", {}, `Half of ${name} comes from ${percent(example.maps[0].half[chosen])} of the places; `
-      + `${percent(example.maps[0].even[chosen])} would be even.`)),
-    make("label", { class: "check" }, covering, " Colors only, without the input under them"), grid);
+  return grid;
 }
 

@@ -139,7 +139,8 @@ def _add_maps(
     kept: set[int | None],
     names: list[str],
 ) -> None:
-    """Add maps and parse trees of the classes that are kept."""
+    """Add maps and parse trees of the classes that are kept. A routing pool alone has maps and no tree: its children
+    are the positions of a map."""
     shown["maps"] = []
     smaller = min(1.0, LARGEST_MAP / max(size))
     for name, values in (heat_of(credits, seen, (size[0], size[1])) if seen else {}).items():
@@ -148,6 +149,8 @@ def _add_maps(
         maps = encoded_maps(name, resized[0].clamp_min(0), layer.shares[0].sum(1), layer.even[0].sum(1))
         maps["maps"] = [text if k in kept else "" for k, text in enumerate(maps["maps"])]
         shown["maps"].append(maps)
+    if any(layer.own.groups for layer in credits.layers):
+        return
 
     def describe(strand: Strand) -> dict[str, Any]:
         """Return the name of a part, and the window of its capsules in the image."""
@@ -171,8 +174,7 @@ def _place_name(layer: LayerCredit, place: tuple[int, ...], is_child: bool, dims
         return f"position {place[0] * columns + place[1] + 1}"
     if len(place) == 2:
         return f"row {place[0] + 1}, column {place[1] + 1}"
-    kind = "group" if layer.own.groups else "capsule"
-    return f"{'position' if is_child and len(layer.own.children) == 2 else kind} {place[0] + 1}"
+    return f"{'position' if is_child and len(layer.own.children) == 2 else 'capsule'} {place[0] + 1}"
 
 
 def _add_words(shown: dict[str, Any], credits: Credit, words: list[Word], names: list[str], layers: int) -> None:

@@ -2,7 +2,7 @@
 // How to read the page: three words and a drawing.
 
 function howToRead(report) {
-  const things = { images: "a stroke, a corner, a whole digit", texts: "a word, a phrase, a judgment",
+  const things = { images: "an edge, a corner, a whole object", texts: "a word, a phrase, a judgment",
     arrays: "an edge, a beat, a whole organ" }[report.inputs];
   const terms = [
     ["Capsule",

@@ -7,7 +7,8 @@ function showAnswer() {
   loaded.clear(); // pictures of inputs that are gone
   const { report, example } = props.value ?? {};
   if (!example) {
-    element.replaceChildren(make("p", { class: "small" }, "Nothing yet."));
+    const how = capitalized(props.ways.join(" or "));
+    element.replaceChildren(make("p", {}, `${how}, and you see here what the network does with it.`));
     return;
   }
   const snapshot = { examples: [example] };

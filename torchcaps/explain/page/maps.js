@@ -77,37 +77,32 @@ function tickAt(place, text) {
   return tick;
 }
 
-/** The input with outlines around parts; outline(list of { box, strong }) draws them anew. */
+/** The input with an outline around a part; outline(box) moves it, and without a box there is none. */
 function outlinedCanvas(image, name) {
-  let boxes = [];
+  let box = null;
   const drawn = canvasOver(image, 360, name, (context, width, height) => {
-    context.globalAlpha = 1;
     context.drawImage(image, 0, 0, width, height);
-    if (boxes.some((part) => part.strong)) {
-      context.fillStyle = "rgb(0 0 0 / 0.5)";
-      context.fillRect(0, 0, width, height);
-    }
-    for (const part of boxes) drawBox(context, image, part, width, height);
+    if (!box) return;
+    context.fillStyle = "rgb(0 0 0 / 0.5)";
+    context.fillRect(0, 0, width, height);
+    drawBox(context, image, box, width, height);
   }, "outlined");
-  const outline = (parts) => {
-    boxes = parts;
+  const outline = (other) => {
+    box = other;
     drawn.redraw();
   };
   return { element: drawn.element, outline };
 }
 
-/** A light line between dark ones, so that it is seen on every ground. */
-function drawBox(context, image, { box, strong }, width, height) {
+/** The input inside of a box, in a light line between dark ones, so that it is seen on every ground. */
+function drawBox(context, image, box, width, height) {
   const [left, top, right, bottom] = [box[0] * width, box[1] * height, box[2] * width, box[3] * height];
   const sides = [Math.max(left, 2), Math.max(top, 2)];
   sides.push(Math.min(right, width - 2) - sides[0], Math.min(bottom, height - 2) - sides[1]);
-  if (strong) {
-    const source = [box[0] * image.naturalWidth, box[1] * image.naturalHeight, (box[2] - box[0]) * image.naturalWidth,
-      (box[3] - box[1]) * image.naturalHeight];
-    context.drawImage(image, ...source, left, top, right - left, bottom - top);
-  }
-  const lines = strong ? [["rgb(0 0 0 / 0.75)", 7], ["#ffd24a", 3]] : [["rgb(0 0 0 / 0.75)", 3.5], ["#fff", 1.5]];
-  for (const [color, line] of lines) {
+  const source = [box[0] * image.naturalWidth, box[1] * image.naturalHeight, (box[2] - box[0]) * image.naturalWidth,
+    (box[3] - box[1]) * image.naturalHeight];
+  context.drawImage(image, ...source, left, top, right - left, bottom - top);
+  for (const [color, line] of [["rgb(0 0 0 / 0.75)", 7], ["#ffd24a", 3]]) {
     context.strokeStyle = color;
     context.lineWidth = line;
     context.strokeRect(...sides);

@@ -46,9 +46,8 @@ function sharpeningSection(view) {
     + "times, and each time the coefficients, which say how much of a child goes where, fit a little better. The lower "
     + "a line falls, the more clearly the layer chooses.";
   const charts = sharpening.filter((layer) => layer.effective.length > 1).map(sharpeningChart);
-  return { lead,
-    parts: [make("ul", { class: "sentences" }, sharpening.map((layer) => make("li", {}, sharpened(layer)))),
-    charts.length ? make("div", { class: "charts" }, charts) : null] };
+  const sentences = make("ul", { class: "sentences" }, sharpening.map((layer) => make("li", {}, sharpened(layer))));
+  return { lead, parts: chartsUnder(sentences, charts) };
 }
 
 function sharpeningChart(layer) {
@@ -61,10 +60,12 @@ function sharpeningChart(layer) {
 function honestSection(view) {
   const lead = "Pictures like these are easily believed. Here is what they look like, and what the numbers are, when "
     + "there should be nothing to see. Compare before you trust them.";
-  const cards = view.snapshot.controls.map(({ name, value, meaning, pictures }) => make("div",
-    { class: pictures?.length ? "card wide" : "card" },
-    make("h3", {}, capitalized(name)), make("p", { class: "value" }, value), make("p", {}, meaning),
-    make("div", { class: "pictures" }, (pictures ?? []).map(([source, text]) => figure(picture(source, text), text)))));
+  const cards = view.snapshot.controls.map(({ name, value, meaning, pictures }) => {
+    const text = [make("h3", {}, capitalized(name)), make("p", { class: "value" }, value), make("p", {}, meaning)];
+    if (!pictures) return make("div", { class: "card" }, text);
+    const drawn = pictures.map(([source, of]) => figure(picture(source, of), of));
+    return make("div", { class: "card wide side" }, make("div", {}, text), make("div", { class: "pictures" }, drawn));
+  });
   const { limits } = view.report;
   const list = make("div", { class: "block" }, make("h3", {}, "What this page can and cannot show"),
     make("ul", { class: "sentences" }, limits.map((limit) => make("li", {}, limit))));

@@ -11,7 +11,7 @@ function slidersSection(view) {
     const drawn = tile(sprite, `What the network draws with dimension ${dimension + 1} changed`, dimension, start);
     const moved = slider({ label: `Change of dimension ${dimension + 1}, which is ${number(value)}`, hideLabel: true,
       count: values.length, start, words, key: `pose-${dimension}`, changed: (index) => drawn.show(dimension, index) });
-    const name = make("p", { class: "cell-name" }, `dimension ${dimension + 1}`);
+    const name = make("p", { class: "cell-name" }, `dim. ${dimension + 1}`);
     return { element: make("div", { class: "cell" }, drawn.element, name, moved.element), set: moved.set };
   });
   const all = slider({ label: "Change every dimension, each in its own picture, by", count: values.length, start, words,
@@ -19,8 +19,8 @@ function slidersSection(view) {
   const reset = make("button", { type: "button", class: "plain", "data-key": "pose-reset",
     click: () => all.set(start) }, "Reset");
   const lead = `The vector that stands for ${quoted(view, capsule)} is ${pose.length} numbers long. Nobody told the `
-    + "network what each of them should mean. Move one and watch what the network draws: one may make strokes thicker, "
-    + "another may slant them, and some may do nothing that one can name.";
+    + "network what each of them should mean. Move one and watch what the network draws: one may make the "
+    + "object larger, another may turn it, and some may do nothing that one can name.";
   return { lead, parts: [make("div", { class: "tools" }, all.element, reset),
     make("div", { class: "cells" }, cells.map((cell) => cell.element)),
     make("p", { class: "small" },
@@ -54,10 +54,10 @@ function transformedBlock(view, change) {
       markAll(index);
     } });
   markAll(start);
-  const pictures = make("div", { class: "input-pair" }, figure(input.element, "The input"),
+  const pictures = make("div", { class: drawn ? "input-pair" : "input-pair alone" }, figure(input.element, "The input"),
     drawn ? figure(drawn.element, "Drawn back from its vector") : null);
-  return make("div", { class: "block" }, make("h3", {}, capitalized(name)), moved.element, sentence,
-    make("div", { class: "change" }, pictures, charts.map((chart) => chart.element)));
+  return make("div", { class: "block" }, make("h3", {}, capitalized(name)), moved.element,
+    make("div", { class: "change" }, sentence, pictures, charts.map((chart) => chart.element)));
 }
 
 /** What the network says at a place of the slider. */

@@ -12,6 +12,7 @@ import torch
 from scipy.stats import ConstantInputWarning, spearmanr
 from torch import Tensor, nn
 
+from torchcaps.data.labeled import TERMS
 from torchcaps.data.order import evenly_chosen
 from torchcaps.explain.coefficients import sharpening
 from torchcaps.explain.controls import uniform_coefficients, with_new_weights
@@ -128,6 +129,7 @@ def about(
         "classes": samples.names,
         "inputs": kind,
         "target": samples.target,
+        "terms": TERMS[samples.target],
         "scores": SCORES.get(samples.target) or kind_of_scores(predict(network, samples.inputs[0])),
         "thresholds": thresholds,
         "temperature": temperature,

@@ -20,9 +20,8 @@ function resultsSection(report, snapshot) {
       + balancedOf(snapshot)
       + (report.confusion ? ` An answer drawn from a hat would be right one time in ${report.classes.length}.` : "");
   return { lead, parts: [
-    charts.length ? make("div", { class: "charts" }, charts) : null,
+    chartsUnder(report.table ? tableOf(report) : null, charts),
     report.confusion ? confusionOf(report) : null,
-    report.table ? tableOf(report) : null,
     report.facts.length ? detailsOf("The facts: recipe, data, network", factsOf(report)) : null,
     report.layers.length ? detailsOf("The capsule layers, from the input to the classes", layersOf(report)) : null] };
 }
@@ -106,8 +105,8 @@ function confusionOf({ confusion, classes, snapshots }) {
   const how = "Each row is a true class, each column what the network said. Right answers lie on the framed diagonal; "
     + "all other numbers are mistakes. ";
   const when = snapshots.length < 2 ? "" : ` ${snapshots.at(-1).label}`;
-  return make("div", { class: "block" }, make("h3", {}, `Which classes are mixed up${when}`),
-    make("p", {}, shown ? how : "", note), shown ? confusionTable(confusion, classes) : null);
+  return make("div", { class: "block side" }, make("div", {}, make("h3", {}, `Which classes are mixed up${when}`),
+    make("p", {}, shown ? how : "", note)), shown ? confusionTable(confusion, classes) : null);
 }
 
 function confusionTable(confusion, classes) {

@@ -4,8 +4,14 @@
 function treeSection(view) {
   const { example, chosen, image } = view;
   const root = example.trees[chosen];
-  const input = image && hasBoxes(root) ? outlinedCanvas(image, "The input, with outlines around the parts") : null;
-  const mark = (part) => input?.outline(boxesOf(part));
+  const input = image && placed(root) ? outlinedCanvas(image, "The input, with an outline around the part") : null;
+  const seen = make("figcaption", {});
+  const mark = (part) => {
+    const at = placed(part);
+    input?.outline(at?.box);
+    const whose = at === part ? "" : `, the strongest part of ${part.name} that has a place here`;
+    seen.textContent = at ? `Outlined: ${at.name}${whose}.` : `${part.name} has no place here.`;
+  };
   const top = node(root, image, mark, true, root.share || 1);
   const tree = make("ul", { class: "tree", mouseleave: () => mark(root) }, top);
   mark(root);
@@ -18,23 +24,16 @@ function treeSection(view) {
     : "";
   const lead = `The network builds wholes from parts. This tree takes ${quoted(view, chosen)} apart again: under it `
     + `are the parts that gave most to it, each with its share of the whole. ${how}${names}`;
-  const shown = input ? figure(input.element, "Outlined: where the parts look") : null;
-  return { lead, parts: [
-    shown ? make("div", { class: "beside tree-beside" }, make("div", { class: "stay" }, shown), tree) : tree,
-    make("p", { class: "small after" }, `The strongest way from the top to the bottom: ${strongest(root)}.`)] };
+  const parts = [tree,
+    make("p", { class: "small after" }, `The strongest way from the top to the bottom: ${strongest(root)}.`)];
+  if (!input) return { lead, parts };
+  const outlined = make("figure", { class: "stay" }, input.element, seen);
+  return { lead, parts: make("div", { class: "beside tree-beside" }, outlined, make("div", {}, parts)) };
 }
 
-function hasBoxes(part) {
-  return Boolean(part.box) || (part.parts ?? []).some(hasBoxes);
-}
-
-/** The box of a part, to be outlined strongly, and those of the nearest parts below that have boxes. */
-function boxesOf(part) {
-  return part.box ? [{ box: part.box, strong: true }, ...boxesBelow(part)] : boxesBelow(part);
-}
-
-function boxesBelow(part) {
-  return (part.parts ?? []).flatMap((child) => (child.box ? [{ box: child.box, strong: false }] : boxesBelow(child)));
+/** The part itself if it has a place in the input, else its strongest part that has one; null if none has. */
+function placed(part) {
+  return part.box ? part : (part.parts ?? []).map(placed).find(Boolean) ?? null;
 }
 
 /** The names from a part down to its strongest part of parts. */

@@ -32,8 +32,10 @@ def write_page(report: Mapping[str, object], path: Path) -> Path:
     Raises:
         ValueError: a number of the report is infinite or nan, or the page is larger than 10 MB.
     """
+    title = html.escape(str(report["title"]))
     page = Template(read("page.html")).substitute(
-        title=html.escape(str(report["title"])),
+        title=title,
+        heading=title.replace("/", "/<wbr>"),  # a path is broken into lines between its folders
         style=read("parts.css") + read("page.css"),
         report=_as_json(as_plain(report, "report")),
         scripts="\n".join(f"<script>\n{read(f'{name}.js')}</script>" for name in SCRIPTS),
