@@ -20,7 +20,7 @@ from torchcaps.recipes import load_recipe
 from torchcaps.training import Training, Values
 
 ROWS = ("segcaps", "r1", "uniform", "unet")
-ANGLES = (0, 15, 45, 90)
+ANGLES = (0, 45, 90)
 
 
 def training_of(row: str, changes: dict[str, Any]) -> Training:

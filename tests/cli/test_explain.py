@@ -8,7 +8,7 @@ import torch
 from commands import PAIRS, TINY, call, checkpoint, error_of
 from encoders import make_encoder
 
-from torchcaps.cli.explain import _checkpoints
+from torchcaps.cli.explain import _checkpoints, _title
 from torchcaps.explain import figures as all_figures
 from torchcaps.recipes import Recipe
 from torchcaps.runs import Checkpoint, Run
@@ -171,6 +171,18 @@ def test_figures_lie_beside_a_checkpoint():
     assert folder_of(Path("models/mine.ckpt")) == Path("models")
     Path("saved").mkdir()
     assert folder_of(Path("saved")) == Path("saved")
+
+
+def test_the_title_is_the_folder_of_the_run(tmp_path):
+    def title(path: str, name: str = "mine", runs: str = "runs") -> str:
+        return _title(Run(Checkpoint(Path(path), {}, {}, {}), Recipe(name, (), {}), runs=Path(runs)))
+
+    assert title("runs/own/images/version_0/checkpoints/best.ckpt") == "own/images/version_0"
+    assert title("there/own/images/version_0/checkpoints/best.ckpt", runs="there") == "own/images/version_0"
+    assert title(f"{tmp_path}/there/mine/version_2/checkpoints/last.ckpt") == "there/mine/version_2"
+    assert title("../far/away/mine/version_2/checkpoints/last.ckpt") == "mine/version_2"
+    assert title("alone.ckpt") == "/".join(tmp_path.parts[-2:])
+    assert title("cache/models", "hub:user/name") == "hub:user/name"
 
 
 def test_bad_calls(capfd, trained):

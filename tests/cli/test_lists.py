@@ -15,6 +15,8 @@ def test_recipes_and_models_are_listed(capfd):
     assert all(name in out for name in list_recipes())
     assert max(map(len, out.splitlines())) <= 120
     assert "0.25 ± 0.005" in out
+    assert call("models") == 0
+    assert max(map(len, capfd.readouterr().out.splitlines())) <= 120
     assert call("models", "capsnet_m*") == 0
     out = capfd.readouterr().out
     assert "8,215,568" in out

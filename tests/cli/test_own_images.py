@@ -49,6 +49,14 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
+def test_numbers_of_papers_do_not_stand_under_own_pictures(own, capfd):
+    arguments = ["own/images", "--runs", str(own / "runs"), "--protocols", "affine", "--images", "9"]
+    assert call("evaluate", *arguments) == 0
+    out = capfd.readouterr().out
+    assert "accuracy on affine images (%)" in out
+    assert "published" not in out
+
+
 def test_a_run_leaves_a_report(own):
     report = run_of(own) / "report"
     assert sorted(path.name for path in report.iterdir() if path.name != "mistakes.png") == [

@@ -41,6 +41,7 @@ def test_no_text_ends_the_script_or_the_title(text_report, tmp_path):
     assert content(page)["title"] == wild
     assert "\u2028" not in page.partition("<script")[2]
     assert page.count("</title>") == 1
+    assert '<h1 id="title">&lt;/<wbr>script&gt;' in page
     assert "<!-- " not in page
     assert page.count("</script>") == page.count("<script")
 

@@ -143,7 +143,7 @@ def test_charts_have_ticks_names_and_descriptions(page):
         "...['title', 'desc'].map((name) => chart.querySelector(name).textContent), "
         "chart.querySelectorAll('.axis').length])"
     )
-    assert len(found) == 10
+    assert len(found) == 11
     assert all(ticks >= 2 and title and description and axes >= 2 for ticks, title, description, axes in found)
     outside = """
     return [...document.querySelectorAll(".chart text")].filter((text) => {
@@ -227,6 +227,45 @@ def test_the_tree_outlines_what_has_the_focus_and_stays_in_sight_on_a_phone(brow
     places = [place for box in boxes for place in (box["top"], box["bottom"])]
     assert places == sorted(places)  # the bar, the input and the part lie below each other
     assert places[-1] < 500
+
+
+def test_one_part_of_the_tree_is_outlined(page, digits_report):
+    example = digits_report["snapshots"][1]["examples"][0]
+    parts = example["trees"][example["predicted"]]["parts"]
+    said = page.texts("#tree figcaption")
+    assert said == [f"Outlined: {parts[0]['name']}, the strongest part of 0 that has a place here."]
+    page.focus("#tree ul ul > li:nth-child(3) > .part")
+    assert page.texts("#tree figcaption") == [f"Outlined: {parts[2]['name']}."]
+    # The color of the outline is on the sides of this part's box and nowhere else.
+    found = page.run(
+        "const drawn = document.querySelector('.outlined'), { width, height } = drawn;"
+        "const bytes = drawn.getContext('2d').getImageData(0, 0, width, height).data;"
+        "const places = [...Array(width * height).keys()].filter((k) => bytes[4 * k] > 240 && bytes[4 * k + 2] < 120);"
+        "return places.map((k) => [(k % width) / width, Math.floor(k / width) / height])"
+    )
+    left, top, right, bottom = parts[2]["box"]
+    assert len(found) > 100
+    assert all(min(abs(x - left), abs(x - right)) < 0.02 or min(abs(y - top), abs(y - bottom)) < 0.02 for x, y in found)
+
+
+@pytest.mark.parametrize("name", ["images", "labels", "numbers"])
+@pytest.mark.parametrize("width", [1360, 390])
+def test_no_row_is_left_empty_at_its_end(browser, name, width, request):
+    page = browser.open(request.getfixturevalue(name), width=width)
+    ends = page.run(
+        "return [...document.querySelectorAll('.charts, .maps, .cards, .card.side, .beside, .change')].map((row) => ["
+        "row.className, row.getBoundingClientRect().right - parseFloat(getComputedStyle(row).paddingRight)"
+        " - Math.max(...[...row.children].slice(-1).map((last) => last.getBoundingClientRect().right))])"
+    )
+    assert len(ends) >= 3
+    assert [(name, gap) for name, gap in ends if gap > 24] == []
+
+
+def test_words_fit_any_picture(browser, labels):
+    said = browser.open(labels).run("return document.body.innerText").lower()
+    assert "an edge, a corner, a whole object" in said
+    assert not any(word in said for word in ("digit", "stroke", "handwrit"))
+    assert browser.run("return document.querySelector('.scores').getAttribute('aria-label')") == "The labels"
 
 
 def test_the_tree_opens_by_keys(browser, texts):

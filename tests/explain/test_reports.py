@@ -96,6 +96,7 @@ def test_several_labels_are_judged_by_their_thresholds(label_report, of_labels) 
     moved = snapshot["examples"][0]["transformed"][2]
     assert moved["scores"][moved["values"] == 0][0].tolist() == pytest.approx([0.9975, 0.0180, 0.9975], abs=1e-4)
     assert (label_report["scores"], label_report["confusion"]) == ("probabilities", None)
+    assert label_report["terms"] == ("label", "labels")
     assert [row[0] for row in label_report["table"]] == ["label", "door", "window", "<chair>", "mean of the labels"]
     assert "adds to a label" in label_report["limits"][1]
     lower = report(*of_labels, "Labels", thresholds=torch.tensor([0.01, 0.01, 0.7]))
@@ -179,6 +180,7 @@ def test_networks_of_all_papers(model, options, shape, classes, layers, tmp_path
     assert len(found["layers"]) == layers
     example = found["snapshots"][0]["examples"][0]
     assert ("maps" in example) == bool(layers)
+    assert ("trees" in example) == (bool(layers) and not model.startswith("pooling"))  # a pool has no tree
     assert found["limits"]
     write_page(found, tmp_path / "index.html")
 

@@ -34,7 +34,8 @@ def digits_report(digits) -> dict[str, Any]:
     fresh = create_model("capsnet_digits").state_dict()
     states = [(f"after epoch {k}", lambda s=s: network.load_state_dict(s)) for k, s in ((1, fresh), (25, trained))]
     found = report(network, samples, "CapsNet on <digits> & more", [("recipe", "quickstart")], states)
-    found["curves"] = {"loss": [{"name": name, "x": [1, 2, 4], "y": [0.9, 0.3, 0.1]} for name in ("train", "test")]}
+    lines = [{"name": name, "x": [1, 2, 4], "y": [0.9, 0.3, 0.1]} for name in ("train", "test")]
+    found["curves"] = {"loss": lines, "accuracy": lines}
     found["figures"] = [("reconstructions.png", "digits, and what the network draws of them")]
     return found
 

@@ -146,6 +146,26 @@ def test_the_page_names_the_network_and_the_data(folder):
     gc.collect()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Gradio leaves event loops open
+@pytest.mark.parametrize("begins", [True, False])
+def test_the_page_begins_with_a_test_image_if_there_is_one(begins, tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHCAPS_DATA", raising=False)
+    monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path)
+    data = Digits() if begins else MNIST(root=str(tmp_path))
+    page = app(run_of(create_model("capsnet_digits" if begins else "capsnet_small"), data))
+    field, answer = (block for block in page.blocks.values() if block.elem_id in ("field", "answer"))
+    ways = ["draw an image", "choose a picture", *(["take a test image"] if begins else [])]
+    assert list(answer.props["ways"]) == ways
+    assert field.value == ({"test": 0} if begins else None)
+    (event,) = page.fns.values()
+    assert ("load" in {name for _, name in event.targets}) == begins
+    if begins:
+        found = event.fn(field.value)["example"]
+        assert (found["title"], found["label"]) == ("test image: 0", 0)
+    del page, field, answer, event
+    gc.collect()
+
+
 @pytest.mark.parametrize("kind", [MNIST, MultiMNIST, AffNIST, CIFAR10, SVHN, SmallNORB, StereoToys])
 def test_nothing_is_downloaded_into_empty_folders(kind, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHCAPS_DATA", raising=False)

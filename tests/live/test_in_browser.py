@@ -56,6 +56,27 @@ def draw(page, line):
     pen.release().perform()
 
 
+def test_the_first_screen_shows_a_test_image(page):
+    wait_until(lambda: "test image: 0" in found(page, "#answer figcaption")[0].text, "the first test image")
+    assert "it is “0”" in verdict(page) or "“0”, which is right" in verdict(page)
+    sizes = page.execute_script(
+        "return [...document.querySelectorAll('p:not(.small, .cell-name), .score, .part')]"
+        ".filter((part) => part.checkVisibility() && part.textContent.trim())"
+        ".map((part) => getComputedStyle(part).fontSize)"
+    )
+    assert len(sizes) > 20
+    assert set(sizes) == {"16px"}
+
+
+def test_the_field_stays_in_sight_beside_the_answer_and_not_above_it(browser, address):
+    place = "return document.querySelector('#field').getBoundingClientRect().bottom"
+    for width, is_beside in ((1360, True), (390, False)):
+        page = opened(browser, address, width=width)
+        wait_until(lambda page=page: verdict(page), "the first test image")
+        page.execute_script("scrollTo(0, 2000)")
+        assert (0 < page.execute_script(place) <= 900) == is_beside
+
+
 def test_drawing_a_digit(page, browser, address):
     draw(page, SEVEN)
     wait_until(lambda: "“7”" in verdict(page), "a drawn 7")
@@ -67,7 +88,8 @@ def test_drawing_a_digit(page, browser, address):
     found(page, "#answer [data-key=class-2]")[0].click()
     wait_until(lambda: found(page, "#answer .block h3")[0].text == "Where “2” comes from", "the map of another class")
     found(page, "#field .clear")[0].click()
-    wait_until(lambda: found(page, "#answer p")[0].text == "Nothing yet.", "an empty field")
+    waiting = "Draw an image or choose a picture or take a test image, and you see here what the network does with it."
+    wait_until(lambda: found(page, "#answer p")[0].text == waiting, "an empty field")
     draw(page, ONE)
     wait_until(lambda: "“1”" in verdict(page), "a drawn 1")
     asked = [url for url in browser.loaded() if not url.startswith("blob:")]
@@ -93,7 +115,7 @@ def test_files(page, tmp_path):
 def test_a_narrow_page(browser, address, dark):
     page = opened(browser, address, width=360, dark=dark)
     draw(page, SEVEN)
-    wait_until(lambda: verdict(page), "an answer")
+    wait_until(lambda: "Its true class is not known" in verdict(page), "an answer")
     assert page.execute_script("return document.documentElement.scrollWidth") <= 360
     assert all(picture.get_attribute("alt") for picture in found(page, "img"))
     text, behind = page.execute_script(

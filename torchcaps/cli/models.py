@@ -31,5 +31,5 @@ def run(options: argparse.Namespace) -> None:
         rows.append((name, f"{count:,}", ", ".join(list_weights(name)), what))
     if not rows:
         raise ValueError(f"no model matches {options.pattern!r}: there are {', '.join(list_models())}")
-    left = WIDTH - sum(max(map(len, column)) + 1 for column in list(zip(HEADER, *rows, strict=True))[:3])
+    left = WIDTH - sum(max(map(len, column)) + 2 for column in list(zip(HEADER, *rows, strict=True))[:3])
     print_table(HEADER, [(*row[:3], textwrap.shorten(row[3], left, placeholder=" ...")) for row in rows])

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -95,6 +96,9 @@ def run(options: argparse.Namespace) -> None:
         samples = list(_samples(options, trained))
         if not samples:
             raise ValueError(f"there is nothing to predict in {' '.join(options.paths)}")
+        names = Counter(Path(sample.value).stem for sample in samples) if segments else Counter[str]()
+        if twice := next((name for name, count in names.items() if count > 1), None):
+            raise ValueError(f"several pictures are called {twice}, as their masks would be: predict folder by folder")
         about = f", {_about_probabilities(trained)}" if trained.target in ("class", "labels") else ""
         parts = min(parts, len(samples))
         if part > parts:
@@ -128,8 +132,6 @@ def _write_masks(
     from torchcaps.explain.segmentation import overlay
 
     names = [Path(sample.value).stem for sample in samples]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"several pictures are called {twice}, and so would be their masks: predict them one by one")
     data = trained.data()
     assert isinstance(data, MaskFolder)
     first, last = (len(samples) * k // parts for k in (part - 1, part))

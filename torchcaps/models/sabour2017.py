@@ -154,7 +154,7 @@ def convnet_mnist(
     channels: tuple[Count, Count, Count] = (256, 256, 128),
     hidden: tuple[Count, Count] = (328, 192),
 ) -> FeatureClassifier:
-    """The paper's CNN for 28x28 digits (section 5): 35,445,522 parameters, with zero padding."""
+    """CNN of Sabour et al. for 28x28 digits (section 5): 35,445,522 parameters, with zero padding."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise((1, *channels)):
         layers += [nn.Conv2d(before, after, 5, padding=2), nn.ReLU()]
@@ -173,7 +173,7 @@ def convnet_mnist(
 def convnet_multimnist(
     image_size: Annotated[int, Range(4)] = 36, hidden: Count = 1024, dropout: Fraction = 0.0, classes: Count = 10
 ) -> FeatureClassifier:
-    """The paper's CNN for MultiMNIST (section 6.1): 24,563,978 parameters, with zero padding."""
+    """CNN of Sabour et al. for MultiMNIST (section 6.1): 24,563,978 parameters, with zero padding."""
     features = nn.Sequential(
         nn.Conv2d(1, 512, 9, padding=4),
         nn.ReLU(),

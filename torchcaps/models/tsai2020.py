@@ -189,7 +189,7 @@ def narrow_cifar10(
     schedule: Schedule = "concurrent",
     classes: Count = 10,
 ) -> nn.Module:
-    """Table 8 with 8 types and 128 channels, for comparisons on small machines: any routing, or none and pooling.
+    """Tsai et al.'s network with 8 types and 128 channels, for small machines: any routing, or none and pooling.
 
     With `routing=None` it is a CNN with the same layers and the same number of neurons per layer, as in the paper's
     comparison on digits. Convolutions, batch normalization and ReLU replace the capsule layers, and average pooling
@@ -220,7 +220,7 @@ def narrow_cifar10(
 
 @register_model
 def cnn_cifar(classes: Count = 10) -> FeatureClassifier:
-    """The CNN baseline on 32x32 images, Tables 2 and 3: 18,919,434 parameters; 100 classes: 19,011,684."""
+    """CNN of Tsai et al. on 32x32 images, Tables 2 and 3: 18,919,434 parameters; 100 classes: 19,011,684."""
     return FeatureClassifier(
         nn.Sequential(
             Standardize(MEAN, STD),
@@ -279,7 +279,7 @@ def cnn_multimnist(
     pooling: Literal["average", "linear"] = "average",
     classes: Count = 10,
 ) -> FeatureClassifier:
-    """The CNN baseline on 36x36 digits, Table 12: 19,553,162 parameters; pooling="linear": 42,490,762."""
+    """CNN of Tsai et al. on 36x36 digits, Table 12: 19,553,162 parameters; pooling="linear": 42,490,762."""
     layers: list[nn.Module] = [
         nn.Conv2d(1, channels, 3, stride=2, padding=1),
         nn.ReLU(),

@@ -233,7 +233,7 @@ def _check_lengths(lengths: Tensor) -> None:
 
 
 class MarginLoss(nn.Module):
-    """:func:`torchcaps.functional.margin_loss` as a module. The class weights are a buffer, as in CrossEntropyLoss."""
+    """Margin loss as a module: :func:`torchcaps.functional.margin_loss`. The class weights are a buffer."""
 
     reads: Reads = "activations"
     weight: Tensor | None
@@ -262,7 +262,7 @@ class MarginLoss(nn.Module):
 
 
 class SpreadLoss(nn.Module):
-    """:func:`torchcaps.functional.spread_loss` as a module. The class weights are a buffer, as in CrossEntropyLoss.
+    """Spread loss as a module: :func:`torchcaps.functional.spread_loss`. The class weights are a buffer.
 
     Attributes:
         margin: m, a buffer, so that checkpoints keep the value that `torchcaps.training.SpreadMargin` has set.
