@@ -88,7 +88,7 @@ def test_drawing_a_digit(page, browser, address):
     found(page, "#answer [data-key=class-2]")[0].click()
     wait_until(lambda: found(page, "#answer .block h3")[0].text == "Where “2” comes from", "the map of another class")
     found(page, "#field .clear")[0].click()
-    waiting = "Draw an image or choose a picture or take a test image, and you see here what the network does with it."
+    waiting = "Draw an image, choose a picture or take a test image, and you see here what the network does with it."
     wait_until(lambda: found(page, "#answer p")[0].text == waiting, "an empty field")
     draw(page, ONE)
     wait_until(lambda: "“1”" in verdict(page), "a drawn 1")

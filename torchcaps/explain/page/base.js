@@ -56,9 +56,9 @@ function largest(values, count) {
   return order.sort((a, b) => values[b] - values[a]).slice(0, count);
 }
 
-/** "a", "a and b", "a, b and c" */
-function listed(words) {
-  return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
+/** "a", "a and b", "a, b and c"; or with another word before the last */
+function listed(words, last = "and") {
+  return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} ${last} ${words.at(-1)}`;
 }
 
 /** Replace what an element holds; whoever had the focus in it gets it back by its data-key. */

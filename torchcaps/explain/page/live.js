@@ -7,7 +7,7 @@ function showAnswer() {
   loaded.clear(); // pictures of inputs that are gone
   const { report, example } = props.value ?? {};
   if (!example) {
-    const how = capitalized(props.ways.join(" or "));
+    const how = capitalized(listed(props.ways, "or"));
     element.replaceChildren(make("p", {}, `${how}, and you see here what the network does with it.`));
     return;
   }
