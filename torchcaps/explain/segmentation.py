@@ -1,6 +1,7 @@
 """What a network that segments makes of images: masks, and which class the capsules at each position vote for."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def _segmented(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | Non
     last = layers[-1] if layers else None
     if last is None or not isinstance(last.layer, CapsuleMap) or last.layer.out_capsules != probabilities.shape[1]:
         return probabilities, None
-    votes = last.last.votes  # type: ignore[union-attr]  # a CapsuleMap routes
+    votes: Any = last.last.votes  # type: ignore[union-attr]  # a CapsuleMap routes
     coefficients = votes.coefficients().mean(1).unflatten(0, votes.votes.positions).movedim(-1, 1)
     height, width = images.shape[2:]
     return probabilities, coefficients[..., :height, :width].detach().float().cpu()

@@ -50,12 +50,14 @@ def app(run: Run) -> gr.Blocks:
         run: run of a network of images or of texts.
 
     Raises:
-        TypeError: the network was trained on something else.
+        TypeError: the network was trained on something else, or predicts masks.
         DataError: there is no way to give the network an image, or the encoder of a network of texts cannot be found.
     """
     data = run.data()
     if not isinstance(data, (ImageData, TextData)):
         raise TypeError(f"there are pages for networks of images and of texts, and {type(data).__name__} has neither")
+    if run.target == "masks":
+        raise TypeError("there is no page for a network of masks: use torchcaps predict, or torchcaps explain")
     looking = Looking(run)
     images = test_images(data) if isinstance(data, ImageData) else None
     if isinstance(data, ImageData) and data.shape[0] not in (1, 3) and images is None:

@@ -231,7 +231,8 @@ class MaskResults(Results):
         self.metrics = self._metrics(measures)
         if held_out is not None:
             self.held_out_metrics = self._metrics(of_each_class(self._counts(held_out)))
-        means = OfClass(*(mean_of(column) for column in list(zip(*measures, strict=True))[:3]), 1, len(tested.targets))
+        dice, iou, of_images, *_ = map(mean_of, zip(*measures, strict=True))
+        means = OfClass(dice, iou, of_images, 1.0, len(tested.targets))
         for name, values in zip([*names, "mean of the classes"], [*measures, means], strict=True):
             shares = ["" if x != x else f"{x:.4f}" for x in values[:4]]
             self.rows.append((name, *shares, str(values.images)))

@@ -170,7 +170,7 @@ def _row(name: str, path: Path, small: bool) -> Recipe:
         values = merge(values, changes)
     head = {key: value for key, value in {**table, **row}.items() if key in ("paper", "table", *HEAD)}
     errors = any("test error" in other.get("published", "") for other in table["rows"].values())
-    masks = values["model"].get("predicts") == "masks"
+    masks = table["base"].get("model", {}).get("predicts") == "masks"
     unit = "test error" if errors else "test Dice" if masks else "test accuracy"
     return Recipe(name, (path,), values, unit=unit, is_small=small, **head)
 

@@ -480,6 +480,7 @@ class Classifier(LightningModule):
         if divergence is not None:
             loss = loss + divergence
         if masks and self.reconstruction_weight:
+            assert isinstance(prediction, Segmentation)
             means["reconstruction_error"] = error = self._error_of_masked(images, prediction, labels)
             loss = loss + self.reconstruction_weight * error
         elif self.reconstruction_weight and not self._are_crops(images):  # crops of an image are not reconstructed
