@@ -13,6 +13,7 @@ degrees, the median. "Protocol pose" is the R2 of `torchcaps evaluate --protocol
 """
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -38,6 +39,11 @@ class Part(NamedTuple):
     images: Tensor
     labels: Tensor
     pairs: Callable[[Tensor, torch.Generator], ViewPairs]
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of a pose: 2 for digits, which turn in the plane, 3 for toys."""
+        return self.images.shape[1] + 1
 
 
 def digits(validation: bool) -> list[Part]:
@@ -74,33 +80,35 @@ class AsCapsules(nn.Module):
     """Numbers of a layer without capsules in the form of capsules: activations by a softmax, and poses."""
 
     def forward(self, numbers: Tensor) -> Capsules:
-        logits, poses = numbers.split([CAPSULES, 9 * CAPSULES], dim=1)
+        rows = math.isqrt(numbers.shape[1] // CAPSULES)  # capsules x (1 + rows x rows) numbers
+        logits, poses = numbers.split([CAPSULES, rows * rows * CAPSULES], dim=1)
         itself = torch.eye(CAPSULES, dtype=torch.bool)
         others = logits.unsqueeze(1).expand(-1, CAPSULES, -1).masked_fill(itself, -torch.inf).logsumexp(2)
-        return Capsules(poses.view(-1, CAPSULES, 3, 3), logits - others, pose_dims=2)
+        return Capsules(poses.view(-1, CAPSULES, rows, rows), logits - others, pose_dims=2)
 
 
-def dense() -> nn.Module:
+def dense(rows: int) -> nn.Module:
     """The projector with a dense layer in place of the capsules: as many weights as EquiCaps, less its primary scores,
     and a ReLU, because without the routing nothing else bends."""
-    conv = nn.Conv2d(WIDTH, 9 * CAPSULES, 3, padding=1, bias=False)
-    layer = nn.Linear(9 * CAPSULES * SIDE**2, 10 * CAPSULES)
-    return nn.Sequential(conv, nn.BatchNorm2d(9 * CAPSULES), nn.ReLU(), nn.Flatten(), layer, AsCapsules())
+    channels = rows * rows * CAPSULES
+    conv = nn.Conv2d(WIDTH, channels, 3, padding=1, bias=False)
+    layer = nn.Linear(channels * SIDE**2, channels + CAPSULES)
+    return nn.Sequential(conv, nn.BatchNorm2d(channels), nn.ReLU(), nn.Flatten(), layer, AsCapsules())
 
 
-def average() -> nn.Module:
+def average(rows: int) -> nn.Module:
     """Average pooling, then two layers."""
-    layers = nn.Linear(WIDTH, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 10 * CAPSULES)
+    layers = nn.Linear(WIDTH, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, (1 + rows * rows) * CAPSULES)
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), *layers, AsCapsules())
 
 
 class Supervised(nn.Module):
     """Classes from averaged features, and the relative rotation from those of two views; trained with both known."""
 
-    def __init__(self, classes: int):
+    def __init__(self, classes: int, rows: int):
         super().__init__()
         self.classes = nn.Linear(WIDTH, classes)
-        self.rotation = nn.Sequential(nn.Linear(2 * WIDTH, 256), nn.ReLU(), nn.Linear(256, 9))
+        self.rotation = nn.Sequential(nn.Linear(2 * WIDTH, 256), nn.ReLU(), nn.Linear(256, rows * rows))
 
     def forward(self, maps: Tensor) -> Tensor:
         return self.classes(maps.mean((2, 3)))
@@ -108,29 +116,29 @@ class Supervised(nn.Module):
     def loss(self, first: Tensor, second: Tensor, transforms: Tensor, labels: Tensor) -> Tensor:
         both = torch.cat([first.mean((2, 3)), second.mean((2, 3))], dim=1)
         classes = F.cross_entropy(self(first), labels) + F.cross_entropy(self(second), labels)
-        return classes + 9 * F.mse_loss(self.rotation(both), transforms.flatten(1))
+        return classes + (self.rotation(both) - transforms.flatten(1)).square().sum(1).mean()
 
 
-def capsules() -> nn.Module:
-    return EquiCapsProjector(WIDTH, SIDE, CAPSULES)
+def capsules(rows: int) -> nn.Module:
+    return EquiCapsProjector(WIDTH, SIDE, CAPSULES, rows)
 
 
-# Projector and largest learning rate, of 0.001, 0.003 and 0.01 the best on validation objects.
-ROWS: dict[str, tuple[Callable[[], nn.Module] | None, float]] = {
-    "equicaps": (capsules, 3e-3),
-    "dense": (dense, 3e-3),
-    "average": (average, 3e-3),
-    "supervised": (None, 3e-3),
-    "not trained": (capsules, 0),
+# Projector, and whether it is trained.
+ROWS: dict[str, tuple[Callable[[int], nn.Module] | None, bool]] = {
+    "equicaps": (capsules, True),
+    "dense": (dense, True),
+    "average": (average, True),
+    "supervised": (None, True),
+    "not trained": (capsules, False),
 }
 
 
 def trained(row: str, part: Part, steps: int, rate: float, seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
-    make = ROWS[row][0]
-    projector: Any = Supervised(int(part.labels.max()) + 1) if make is None else make()
+    make, learns = ROWS[row]
+    projector: Any = Supervised(int(part.labels.max()) + 1, part.rows) if make is None else make(part.rows)
     network = nn.Sequential(conv_features(part.images.shape[1], WIDTH, [2, 2, 2, 1], 3), projector)
-    if not rate:
+    if not learns:
         return network
     optimizer = torch.optim.Adam(network.parameters(), weight_decay=1e-6)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
@@ -188,7 +196,7 @@ def probed(fitted: Tensor, targets: Tensor, tested: Tensor, hidden: int, seed: i
     if hidden:
         below = nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
         probe = nn.Sequential(*below, nn.Linear(hidden, outputs))
-    steps = 1000
+    steps = 500
     optimizer = torch.optim.Adam(probe.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3 if hidden else 3e-2, steps)
     for _ in range(steps):
@@ -208,16 +216,19 @@ def r2(found: Tensor, targets: Tensor) -> float:
 
 
 def turn_of(first: Tensor, second: Tensor) -> Tensor:
-    """Return the rotations that best turn the first poses into the second, `(n, 3, 3)`, by least squares."""
-    u, _, v = torch.linalg.svd(torch.einsum("njkr,njks->nrs", *(x.unflatten(-1, (3, 3)) for x in (first, second))))
-    u[:, :, 2] *= torch.linalg.det(u @ v).view(-1, 1)  # a rotation, no reflection
+    """Return the rotations that best turn the first poses into the second, `(n, rows, rows)`, by least squares."""
+    rows = math.isqrt(first.shape[-1])
+    u, _, v = torch.linalg.svd(
+        torch.einsum("njkr,njks->nrs", *(x.unflatten(-1, (rows, rows)) for x in (first, second)))
+    )
+    u[:, :, -1] *= torch.linalg.det(u @ v).view(-1, 1)  # a rotation, no reflection
     return u @ v
 
 
 def angles(found: Tensor, transforms: Tensor) -> Tensor:
     """Return the angles between rotations in degrees."""
     trace = (found * transforms).sum((1, 2))
-    return torch.rad2deg(((trace - 1) / 2).clamp(-1, 1).acos())
+    return torch.rad2deg(((trace + 2 - found.shape[1]) / 2).clamp(-1, 1).acos())
 
 
 def measured(network: nn.Sequential, parts: list[Part], seed: int, counts: tuple[int, int]) -> dict[str, float]:
@@ -248,24 +259,26 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--rate", type=float, help="largest learning rate; by default that of the row")
-    parser.add_argument("--pairs", type=int, nargs=2, default=[8000, 2000], help="to fit probes on, and to test with")
+    parser.add_argument("--rate", type=float, default=0.01, help="largest learning rate")
+    parser.add_argument("--pairs", type=int, nargs=2, default=[4000, 2000], help="to fit probes on, and to test with")
     parser.add_argument("--validation", action="store_true", help="test on objects held out of the training set")
     options = parser.parse_args()
     for data in options.data:
         parts = DATA[data](options.validation)
         print(f"\n{data}, {options.steps} steps", flush=True)
-        for row in options.rows:
-            by_seed = []
-            for seed in options.seeds:
+        found: dict[str, list[dict[str, float]]] = {row: [] for row in options.rows}
+        sizes = {}
+        for seed in options.seeds:
+            for row in options.rows:
                 start = time.perf_counter()
-                rate = ROWS[row][1] if options.rate is None else options.rate
-                network = trained(row, parts[0], options.steps, rate, seed)
+                network = trained(row, parts[0], options.steps, options.rate, seed)
                 took = time.perf_counter() - start
-                numbers = measured(network, parts, seed, tuple(options.pairs))
-                by_seed.append(numbers | {"s": took})
-                print(f"  {row}, seed {seed}: " + ", ".join(f"{k} {v:.3f}" for k, v in by_seed[-1].items()), flush=True)
-            cells = [row, f"{sum(x.numel() for x in network.parameters()):,}"]
+                sizes[row] = sum(x.numel() for x in network.parameters())
+                found[row].append(measured(network, parts, seed, tuple(options.pairs)) | {"s": took})
+                numbers = ", ".join(f"{name} {value:.3f}" for name, value in found[row][-1].items())
+                print(f"  seed {seed}, {row}: {numbers}", flush=True)
+        for row, by_seed in found.items():
+            cells = [row, f"{sizes[row]:,}"]
             for name in by_seed[0]:
                 column = torch.tensor([numbers[name] for numbers in by_seed], dtype=torch.float64)
                 spread = f" ± {column.std():.3f}" if len(column) > 1 else ""

@@ -8,13 +8,13 @@ from torchcaps.data import Metadata, stereo_pairs, turned_pairs, viewpoints
 
 
 def places(images):
-    """The places of blobs, x to the right and y up from the center, in pixels, with z = 0."""
+    """The places of blobs, x to the right and y up from the center, in pixels."""
     side = images.shape[-1]
     pixels = torch.arange(side) - (side - 1) / 2
     mass = images.sum((1, 2, 3))
     x = (images * pixels).sum((1, 2, 3)) / mass
     y = -(images * pixels.view(-1, 1)).sum((1, 2, 3)) / mass
-    return torch.stack([x, y, torch.zeros_like(x)], 1)
+    return torch.stack([x, y], 1)
 
 
 def test_the_transform_turns_the_first_view_into_the_second():

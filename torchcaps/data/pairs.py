@@ -34,14 +34,13 @@ def turned_pairs(images: FloatTensor, degrees: NotNegative, generator: torch.Gen
         generator: random numbers of the angles, on the CPU; None for PyTorch's own.
 
     Returns:
-        The views, and the rotations from the first to the second about the line of sight, `(n, 3, 3)`: x is to the
-        right, y up and z towards the viewer.
+        The views, and the rotations from the first to the second, `(n, 2, 2)`: x is to the right, and y up.
     """
     if images.dim() != 4:
         raise ValueError(f"expected images of shape (n, channels, height, width), got {tuple(images.shape)}")
     angles = torch.deg2rad(degrees * (2 * torch.rand(2, len(images), generator=generator) - 1)).to(images)
     first, second = (_turned(images, angle) for angle in angles)
-    return ViewPairs(first, second, about_z(angles[1] - angles[0]).mT)
+    return ViewPairs(first, second, about_z(angles[1] - angles[0]).mT[:, :2, :2])
 
 
 @checked
