@@ -31,6 +31,7 @@ from torchcaps.models.cnn import conv_features
 from torchcaps.nn.modes import evaluating
 
 WIDTH, CAPSULES, BATCH, SIDE = 32, 16, 128, 4  # the map that leaves the convolutions has SIDE x SIDE positions
+PROBE_STEPS = 500
 
 
 class Part(NamedTuple):
@@ -196,10 +197,9 @@ def probed(fitted: Tensor, targets: Tensor, tested: Tensor, hidden: int, seed: i
     if hidden:
         below = nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
         probe = nn.Sequential(*below, nn.Linear(hidden, outputs))
-    steps = 500
     optimizer = torch.optim.Adam(probe.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3 if hidden else 3e-2, steps)
-    for _ in range(steps):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3 if hidden else 3e-2, PROBE_STEPS)
+    for _ in range(PROBE_STEPS):
         batch = torch.randint(len(fitted), (256,))
         loss = (F.mse_loss if targets.dim() > 1 else F.cross_entropy)(probe(fitted[batch]), targets[batch])
         optimizer.zero_grad()
