@@ -62,7 +62,7 @@ class EquiCapsProjector(nn.Module):
 
     @checked
     def forward(self, features: Tensor) -> Capsules:
-        check_map(features, self.in_channels, self.pose[0].weight, 2)
+        check_map(features, self.in_channels, self.parents.weight, 2)
         if features.shape[2:] != (self.size, self.size):
             sides = "x".join(map(str, features.shape[2:]))
             raise ValueError(
