@@ -88,13 +88,18 @@ class AsCapsules(nn.Module):
         return Capsules(poses.view(-1, CAPSULES, rows, rows), logits - others, pose_dims=2)
 
 
-def dense(rows: int) -> nn.Module:
+def dense(rows: int, bend: nn.Module | None = None) -> nn.Module:
     """The projector with a dense layer in place of the capsules: as many weights as EquiCaps, less its primary scores,
     and a ReLU, because without the routing nothing else bends."""
     channels = rows * rows * CAPSULES
     conv = nn.Conv2d(WIDTH, channels, 3, padding=1, bias=False)
     layer = nn.Linear(channels * SIDE**2, channels + CAPSULES)
-    return nn.Sequential(conv, nn.BatchNorm2d(channels), nn.ReLU(), nn.Flatten(), layer, AsCapsules())
+    return nn.Sequential(conv, nn.BatchNorm2d(channels), bend or nn.ReLU(), nn.Flatten(), layer, AsCapsules())
+
+
+def linear(rows: int) -> nn.Module:
+    """The same without the ReLU: what is left of EquiCaps without its gates and coefficients."""
+    return dense(rows, nn.Identity())
 
 
 def average(rows: int) -> nn.Module:
@@ -128,6 +133,7 @@ def capsules(rows: int) -> nn.Module:
 ROWS: dict[str, tuple[Callable[[int], nn.Module] | None, bool]] = {
     "equicaps": (capsules, True),
     "dense": (dense, True),
+    "linear": (linear, True),
     "average": (average, True),
     "supervised": (None, True),
     "not trained": (capsules, False),
