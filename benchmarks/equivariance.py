@@ -8,7 +8,8 @@ azimuths and elevations. Frozen, they are tested on objects that were not traine
 from the averaged features of one view; a network of two hidden layers tells the relative rotation from the averaged
 features of both views, as in the paper, and another from both views' poses. "Without probe" is the angle between the
 true rotation and the one that best turns the poses of the first view into those of the second (least squares), in
-degrees, the median. "Protocol pose" is the R2 of `torchcaps evaluate --protocols pose` for the rotation. With
+degrees, the median. "Protocol" is the R2 of `torchcaps evaluate --protocols pose` for the rotation of digits. "One view" is by how many degrees
+a linear regression misses the angle of a turned digit, from the features or the poses of this view, the median. With
 `--validation` the tested objects are held out of the training set, to choose by.
 """
 
@@ -20,12 +21,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from sklearn.linear_model import RidgeCV
 from torch import Tensor, nn
 
 from torchcaps import Capsules
 from torchcaps.data import MNIST, StereoToys, ViewPairs, stereo_pairs, turned_pairs
 from torchcaps.evaluate import pose
 from torchcaps.evaluate.subject import Subject
+from torchcaps.measures.transforms import affine
 from torchcaps.models import EquiCapsProjector, equicaps_loss
 from torchcaps.models.cnn import conv_features
 from torchcaps.nn.modes import evaluating
@@ -256,6 +259,30 @@ def measured(network: nn.Sequential, parts: list[Part], seed: int, counts: tuple
             name = f"R2 of rotation, from the {what}"
             if name in outcome.numbers:
                 numbers[f"protocol, {what}"] = outcome.numbers[name]
+        numbers |= one_view(network, parts, seed, counts)
+    return numbers
+
+
+def one_view(network: nn.Sequential, parts: list[Part], seed: int, counts: tuple[int, int]) -> dict[str, float]:
+    """Return by how many degrees a ridge regression misses the angle of a turned digit, the median."""
+    generator = torch.Generator().manual_seed(2000 + seed)
+    inputs: list[list[Tensor]] = []
+    turns = []
+    with torch.no_grad(), evaluating(network):
+        for part, count in zip(parts, counts, strict=True):
+            indices = torch.randint(len(part.labels), (count,), generator=generator)
+            turns.append(180 * torch.rand(count, generator=generator) - 90)
+            maps = network[0](affine(part.images[indices] / 255, rotation=turns[-1]))
+            inputs.append([maps.mean((2, 3))])
+            output = network[1](maps)
+            if isinstance(output, Capsules):
+                inputs[-1].append(F.normalize(output.poses.flatten(2), dim=-1).flatten(1))
+    radians = torch.deg2rad(turns[0])
+    numbers = {}
+    for what, fitted, tested in zip(("features", "poses"), *inputs, strict=False):
+        probe = RidgeCV([10.0**k for k in range(-3, 4)]).fit(fitted, torch.stack([radians.cos(), radians.sin()], 1))
+        cos, sin = torch.tensor(probe.predict(tested)).unbind(1)
+        numbers[f"one view, {what}"] = float((torch.rad2deg(torch.atan2(sin, cos)) - turns[1]).abs().median())
     return numbers
 
 
