@@ -8,9 +8,9 @@ azimuths and elevations. Frozen, they are tested on objects that were not traine
 from the averaged features of one view; a network of two hidden layers tells the relative rotation from the averaged
 features of both views, as in the paper, and another from both views' poses. "Without probe" is the angle between the
 true rotation and the one that best turns the poses of the first view into those of the second (least squares), in
-degrees, the median. "Protocol" is the R2 of `torchcaps evaluate --protocols pose` for the rotation of digits. "One view" is by how many degrees
-a linear regression misses the angle of a turned digit, from the features or the poses of this view, the median. With
-`--validation` the tested objects are held out of the training set, to choose by.
+degrees, the median. "Protocol" is the R2 of `torchcaps evaluate --protocols pose` for the rotation of digits. "One
+view" is by how many degrees a linear regression misses the angle of a turned digit, from the features or the poses of
+this view, the median. With `--validation` the tested objects are held out of the training set, to choose by.
 """
 
 import argparse
