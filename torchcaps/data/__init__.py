@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torchcaps.data.mnist import MNIST, FashionMNIST
     from torchcaps.data.multimnist import DiverseMultiMNIST, MultiMNIST
     from torchcaps.data.own_files import OwnFiles
+    from torchcaps.data.pairs import ViewPairs, stereo_pairs, turned_pairs, viewpoints
     from torchcaps.data.pictures import read_picture
     from torchcaps.data.published import Published
     from torchcaps.data.segmented_digits import SegmentedDigits
@@ -75,8 +76,12 @@ __all__ = [
     "Table",
     "TextData",
     "TextTable",
+    "ViewPairs",
     "read_picture",
     "read_table",
+    "stereo_pairs",
+    "turned_pairs",
+    "viewpoints",
 ]
 
 check_installed("train", "PIL", "filelock", "kornia", "lightning", "pooch", "rich", "scipy", "sklearn", "yaml")

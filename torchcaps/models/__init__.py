@@ -4,6 +4,7 @@ from torchcaps.models.backbone import add_capsules, capsule_resnet, library_netw
 from torchcaps.models.capsule_cnn import capsule_cnn
 from torchcaps.models.cnn import FeatureClassifier
 from torchcaps.models.compare import compare, compare_average, compare_cnn
+from torchcaps.models.equicaps2025 import EquiCapsProjector, equicaps_loss
 from torchcaps.models.heinsen2019 import (
     EmbeddingCapsNet,
     EmbeddingMean,
@@ -77,6 +78,7 @@ __all__ = [
     "EmbeddingMean",
     "EncapNet",
     "EncapsulatedModule2d",
+    "EquiCapsProjector",
     "FeatureClassifier",
     "FeedbackAgreement",
     "ResNetCapsNet",
@@ -109,6 +111,7 @@ __all__ = [
     "em_cifar",
     "encapnet_v1",
     "encapnet_v2",
+    "equicaps_loss",
     "heinsen_images",
     "heinsen_smallnorb",
     "heinsen_sst",
