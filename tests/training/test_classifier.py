@@ -56,7 +56,7 @@ def test_training_reconstructs_the_label_and_tests_the_likeliest_class(monkeypat
     ("options", "said"),
     [
         ({"top_k": 4}, "top_k must be from 1 to classes=3"),
-        ({"mixup": 0.2, "labels_per_image": 2}, "mixup must be 0 with numbers, with a given number"),
+        ({"mixup": 0.2, "labels_per_image": 2}, "mixup must be 0 with numbers or masks, with a given number"),
         ({"features_lr": 0.1}, "features_lr=0.1 needs a network with `features`, and CapsNet has none"),
         ({"compile": True, "feedback": lambda network: None}, "compile must be false with feedback"),
         ({"reconstruction_weight": 0.1, "labels_per_image": None}, "reconstruction_weight=0.1 needs a number as"),
