@@ -106,6 +106,11 @@ def test_what_cannot_be_predicted(segmented, tmp_path, capfd):
         error_of(capfd, "predict", run, str(picture), "--out", "out")
         == "torchcaps: masks are written into a folder: give --out FOLDER"
     )
+    masks = str(segmented["folder"] / "masks")
+    before = (segmented["folder"] / "masks" / "00.png").read_bytes()
+    assert call("predict", run, str(picture), "--out", masks) == 2
+    assert "00.png is there already, and was not predicted: give another folder" in capfd.readouterr().err
+    assert (segmented["folder"] / "masks" / "00.png").read_bytes() == before
     both = [str(segmented["folder"] / part) for part in ("images", "masks")]
     assert error_of(capfd, "predict", run, *both, "--out", "new").startswith(
         "torchcaps: several pictures are called 00"

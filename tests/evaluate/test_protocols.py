@@ -22,6 +22,7 @@ from torchcaps import (
     Segmentation,
     SlotAttention,
     UniformRouting,
+    create_model,
     squash,
 )
 from torchcaps.data import EncodedImages, StereoData, TextData
@@ -36,6 +37,7 @@ from torchcaps.evaluate.pose import features_of, r2
 from torchcaps.evaluate.routing import agreement, changed_coefficients, changes
 from torchcaps.evaluate.runs import subject_of
 from torchcaps.explain.controls import uniform_coefficients
+from torchcaps.explain.dead import dead_capsules
 from torchcaps.measures.calibration import calibration_error, reliability
 from torchcaps.recipes import load_recipe
 from torchcaps.training.build import Training
@@ -790,7 +792,16 @@ def test_masks_have_a_dice_of_corrupted_and_of_turned_images():
         evaluate(Subject(Threshold(), images, masks[:, 1:], target="masks"))
 
 
+def test_a_network_of_masks_that_routes_has_no_parts():
+    network = create_model("segcaps", classes=2, features=2, decoder=False)
+    subject = Subject(network, torch.rand(4, 1, 16, 16), torch.randint(0, 2, (4, 16, 16)), target="masks")
+    found = evaluate(subject)
+    assert [name for name, result in found.items() if "numbers" in result] == ["corruptions"]
+    assert dead_capsules(network, [torch.rand(2, 1, 16, 16)])
+
+
 def test_masks_turn_as_images_do():
+    assert (turned_masks(torch.full((1, 8, 8), -100), 30.0) == -100).all()
     masks = torch.randint(0, 3, (2, 8, 8))
     assert torch.equal(turned_masks(masks, 90.0), masks.rot90(1, (1, 2)))
     masks[0, 2, 3] = -100

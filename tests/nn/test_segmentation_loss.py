@@ -82,6 +82,15 @@ def test_a_batch_without_a_pixel_that_counts_has_a_loss_of_zero_entropy():
     assert loss == 0
 
 
+def test_a_class_that_is_ruled_out_changes_nothing_else():
+    scores, masks = torch.randn(1, 3, 2, 2), torch.zeros(1, 2, 2).long()
+    scores[:, 2] = -torch.inf
+    two = segmentation_loss(Segmentation(scores[:, :2]), masks, dice=0.0)
+    assert_close(segmentation_loss(Segmentation(scores), masks, dice=0.0), two)
+    masks[0, 0, 0], scores[0, :, 0, 0] = -100, torch.tensor([-torch.inf, 0, 0])
+    assert segmentation_loss(Segmentation(scores), masks).isfinite()
+
+
 def test_it_reads_the_whole_prediction():
     segmentation = Segmentation(torch.randn(1, 2, 3, 3))
     assert input_of_loss(SegmentationLoss(), segmentation) is segmentation

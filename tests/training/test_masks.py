@@ -130,6 +130,17 @@ def test_balanced_weights_count_pixels_and_are_those_of_the_loss():
     assert_close(model.outcome("val", batch, 0).loss, model.loss(model.network(batch[0]), batch[1]))
 
 
+def test_a_class_without_a_training_pixel_has_a_weight_of_one():
+    model = Classifier(ToScores(), SegmentationLoss(), 3, predicts="masks", class_weights="balanced")
+    data = SquaresData(batch_size=8)
+    data.setup()
+    data.setup = lambda stage=None: None
+    data.train_set.masks[data.train_set.masks == 2] = 0
+    data.train_set.labels = torch.stack([(data.train_set.masks == label).sum((1, 2)) for label in range(3)], 1)
+    small_trainer().fit(model, data)
+    assert model.loss.weight[2] == 1
+
+
 def test_what_is_reconstructed_is_what_is_of_no_first_class():
     torch.manual_seed(0)
     network = create_model("segcaps", classes=3, features=4)

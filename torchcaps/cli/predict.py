@@ -77,7 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Each row has the sample, the likeliest class, its probability, and P(class) for each class; where a sample "
         "has several labels, those that are likely enough, and P(label) for each; or the numbers. With --out, a "
         "prediction that was interrupted goes on where it stopped when the same command runs again. A network that "
-        "segments writes a mask of each picture, and in the folder overlays the picture with its mask in colors."
+        "segments writes a mask of each picture, and in the folder overlays the picture with its mask in colors; it "
+        "predicts one picture at a time, and all of them again when the command runs again."
     )
 
 
@@ -131,20 +132,25 @@ def _write_masks(
     from torchcaps.deploy.predict import predict_masks
     from torchcaps.explain.segmentation import overlay
 
-    names = [Path(sample.value).stem for sample in samples]
-    data = trained.data()
+    data, drawn = trained.data(), out / "overlays"
     assert isinstance(data, MaskFolder)
+    end = ".png" if data.palette.itemsize < 4 else ".tif"  # a PNG has no numbers above 16 bits
+    names = [Path(sample.value).stem for sample in samples]
+    for name in names:
+        mask = out / f"{name}{end}"
+        if mask.exists() and not (drawn / f"{name}.png").exists():
+            raise ValueError(f"{mask} is there already, and was not predicted: give another folder as --out")
     first, last = (len(samples) * k // parts for k in (part - 1, part))
-    make_folder(out / "overlays")
+    make_folder(drawn)
     with progress_bar() as progress:
         bar = progress.add_task("predicting", total=last - first)
         for index, mask in predict_masks(trained, [sample.value for sample in samples[first:last]], skipped):
-            path, name = samples[first + index].value, f"{names[first + index]}.png"
-            picture = overlay(data.upright(Path(path)), mask)
-            for folder, image in ((out, Image.fromarray(data.palette[mask])), (out / "overlays", picture)):
-                write_whole(folder / name, partial(image.save, format="PNG"))
+            path, name = Path(samples[first + index].value), names[first + index]
+            picture, image = overlay(data.upright(path), mask), Image.fromarray(data.palette[mask])
+            write_whole(drawn / f"{name}.png", partial(picture.save, format="PNG"))
+            write_whole(out / f"{name}{end}", partial(image.save, format="PNG" if end == ".png" else "TIFF"))
             progress.update(bar, completed=index + 1)
-    print(f"masks: {out}, and with colors over the pictures: {out / 'overlays'}")
+    print(f"masks: {out}, and with colors over the pictures: {drawn}")
 
 
 def _names(text: str) -> list[str]:

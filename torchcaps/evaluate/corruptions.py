@@ -214,7 +214,7 @@ MOVING = ("shear", "scale", "rotate", "translate")  # which a mask would have to
 def turned_masks(masks: Tensor, angle: float) -> Tensor:
     """Return masks `(n, height, width)` that are turned by an angle in degrees, counterclockwise; what enters them does
     not count."""
-    classes = int(masks.max()) + 1
+    classes = max(1, int(masks.max()) + 1)  # all pixels may be such that do not count
     present = torch.stack([(masks == label).float() for label in range(classes)], 1)
     shares, labels = affine(present, rotation=angle).max(1)
     return labels.where(shares > 0, IGNORED)

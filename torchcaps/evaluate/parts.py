@@ -69,6 +69,8 @@ def gradient_norms(subject: Subject, layers: dict[str, nn.Module]) -> dict[str, 
 
 def run(subject: Subject) -> Outcome:
     """Measure; see the module."""
+    if subject.target == "masks":
+        raise DoesNotApply("the network predicts masks, and this measures predictions of whole images")
     layers = routing_layers(subject.network)
     if not layers:
         raise DoesNotApply("the network has no layer that routes")

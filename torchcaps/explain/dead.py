@@ -103,7 +103,8 @@ def _as_lists(run: Recording, given: dict[nn.Module, Any]) -> tuple[Capsules | N
             votes_of: Any = votes
             return Capsules(votes_of.poses.flatten(1, -3), pose_dims=2), parents
         children = given[layer] if isinstance(given[layer], Capsules) else Capsules(given[layer])
-        return children._replace(pose_dims=len(getattr(layer, "in_pose", votes.pose))).flatten_grid(), parents
+        pose = getattr(layer, "in_pose", votes.pose)  # a CapsuleMap has a number, because poses are vectors
+        return children._replace(pose_dims=1 if isinstance(pose, int) else len(pose)).flatten_grid(), parents
     both = run.children, run.parents
     if isinstance(layer, RoutingPool2d):
         both = tuple(x.unflatten(1, (-1, layer.features)).movedim(2, -1) for x in both)

@@ -145,11 +145,12 @@ def segmentation_loss(
     present = torch.zeros_like(evidence).scatter(1, classes.unsqueeze(1), counts.unsqueeze(1))
     if segmentation.activations is None:
         probabilities = evidence.softmax(1)
-        entropies = -(present * evidence.log_softmax(1)).sum(1)
+        entropies = -evidence.log_softmax(1).gather(1, classes.unsqueeze(1)).squeeze(1)
     else:
         probabilities = evidence
         inside = evidence.clamp(TINY, 1 - TINY)
         entropies = -(present * inside.log() + (1 - present) * (1 - inside).log()).mean(1)
+    entropies = entropies.where(counts > 0, 0)  # where a pixel does not count it may be infinite
     weights = counts
     if weight is not None:
         check_class_weights(weight, evidence.shape[1])

@@ -189,6 +189,8 @@ class Run:
         Raises:
             ValueError: the scores are NaN or infinite.
         """
+        if self.target == "masks":
+            raise ValueError("the network predicts masks: their probabilities are those of run.probabilities")
         return self._prediction(inputs).evidence.float()
 
     def probabilities(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:

@@ -325,9 +325,10 @@ class Classifier(LightningModule):
             check_labels(labels, self.classes, labels.device)
             counts = labels.bincount(minlength=self.classes)
         if self.class_weights == "balanced":
-            present = counts > 0  # a class without a training sample has a weight that nothing reads
-            weight: Any = self.loss.weight
-            weight.copy_(counts.sum() / (present.sum() * counts.clamp_min(1)))
+            present, weight = counts > 0, self.loss._buffers["weight"]
+            even = counts.sum() / (present.sum() * counts.clamp_min(1))
+            assert weight is not None
+            weight.copy_(even.where(present, 1.0))  # 1 for a class that only validation or test have
         if self.target == "masks":
             return
         weighted, balanced = getattr(self.loss, "weight", None) is not None, data.balance
