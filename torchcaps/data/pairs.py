@@ -69,6 +69,7 @@ def stereo_pairs(
     return ViewPairs(images[first] / 255, images[second] / 255, views[first] @ views[second].mT)
 
 
+@checked
 def viewpoints(metadata: Metadata) -> Tensor:
     """Return the rotations that lead from the axes of a toy to those of the cameras, `(n, 3, 3)`, for column vectors.
 
