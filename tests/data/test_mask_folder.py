@@ -181,6 +181,26 @@ def test_classes_that_a_part_lacks(tmp_path, capsys):
     assert "in the test masks" not in said
 
 
+@pytest.mark.parametrize("values", [None, [0, 1, 2]])
+def test_palettes_that_differ(tmp_path, values):
+    write(tmp_path, with_palette)
+    swapped = Image.fromarray(np.array([0, 2, 1], np.uint8)[mask_of(4)]).convert("P")
+    swapped.putpalette(COLORS[[0, 2, 1]].flatten().tolist())
+    swapped.save(tmp_path / "masks/4.png")
+    error = error_of(tmp_path, values=values, size=16)
+    assert "palettes differ: 1 is the color " in error
+    assert '"0000ff"' in error
+    assert '"ff0000"' in error
+    assert_masks_are_right(made(tmp_path, values=["000000", "ff0000", "0000ff"], channels=1))
+    # Entries that no pixel has may differ.
+    write(tmp_path, with_palette)
+    Image.fromarray(mask_of(4)).save(tmp_path / "images/4.png")
+    plain = with_palette(mask_of(4))
+    plain.putpalette([*COLORS.flatten().tolist(), 9, 9, 9])
+    plain.save(tmp_path / "masks/4.png")
+    prepare(tmp_path, values=values, size=16)
+
+
 # How files are found
 
 
@@ -208,6 +228,18 @@ def test_folders_of_parts(tmp_path):
     assert_masks_are_right(data)
     assert {key.split("/")[0] for key in data.keys("validate")} == {"valid"}
     assert [len(x) for x in (data.train_set, data.val_set, data.test_set)] == [12, 12, 12]
+
+
+def test_folders_of_parts_in_those_of_pictures_and_masks(tmp_path):
+    for part in ("training", "val", "test"):
+        write(tmp_path, name=part + "/{}.png", mask_name=part + "/{}.png")
+    data = made(tmp_path, channels=1)
+    assert_masks_are_right(data)
+    folders = [{Path(key).parts[1] for key in data.keys(stage)} for stage in ("fit", "validate", "test")]
+    assert folders == [{"training"}, {"val"}, {"test"}]
+    for place in ("images", "masks"):
+        (tmp_path / place / "training").rename(tmp_path / place / "testing")
+    assert f"{tmp_path}/images: has test, testing, val, and no folder train: " in error_of(tmp_path)
 
 
 def test_a_split_is_kept(tmp_path):
@@ -448,6 +480,15 @@ def test_a_mask_of_another_size(tmp_path, capsys):
     assert error_of(tmp_path) == line + ", or leave such files out by --data.skip_bad true"
     made(tmp_path, skip_bad=True).setup()
     assert "left out 1 picture that cannot be read: images/4.png" in capsys.readouterr().err
+
+
+def test_a_missing_mask_where_masks_have_an_ending(tmp_path):
+    write(tmp_path, mask_name="{}_mask.png")
+    (tmp_path / "masks/3_mask.png").unlink()
+    assert error_of(tmp_path).startswith(f"{tmp_path}: 1 picture without a mask: images/3.png: ")
+    data = made(tmp_path, skip_bad=True)
+    data.setup()
+    assert len(data.parts) == COUNT - 1
 
 
 @pytest.mark.parametrize("which", ["images", "masks"])

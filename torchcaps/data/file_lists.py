@@ -32,7 +32,8 @@ FOLDER = "folder"  # value of `group`
 IMAGES, MASKS = "images", "masks"  # folders of pictures and their masks
 MASK_ENDINGS = ("", "_mask", "_label", "_seg")  # behind the name of the picture
 EXPECTED_MASKS = (
-    f"expected a folder with {IMAGES}/NAME.png and {MASKS}/NAME.png, or with folders train, val and test that have both"
+    f"expected a folder with {IMAGES}/NAME.png and {MASKS}/NAME.png, or with folders train, val and test that "
+    "have both, or that lie in both"
 )
 # Patterns for what names of files of one object share: all but the place of a tile, their last word, a letter behind
 # a number, or a number behind another.
@@ -128,7 +129,8 @@ def files_in_folders(folder: Path, kind: FileKind, group: str | None = None) -> 
 
 
 def files_with_masks(folder: Path, kind: FileKind, group: str | None = None, skip_bad: bool = False) -> FileList:
-    """Find the pictures in a folder `images`, and the mask of each in a folder `masks`, or in both of each part.
+    """Find the pictures in a folder `images`, and the mask of each in a folder `masks`. Folders of parts
+    may have both, or lie in both.
 
     Args:
         folder: the folder of both.
@@ -154,12 +156,11 @@ def files_with_masks(folder: Path, kind: FileKind, group: str | None = None, ski
 
     for home in homes or [folder]:
         pictures, masks = (_by_stem(home, name, kind, others, folder) for name in (IMAGES, MASKS))
-        for ending in MASK_ENDINGS:
-            called = {stem.removesuffix(ending): path for stem, path in masks.items() if stem.endswith(ending)}
-            if pictures.keys() <= called.keys():
-                break
-        else:
-            called = masks
+        by_ending = [
+            {stem.removesuffix(ending): path for stem, path in masks.items() if stem.endswith(ending)}
+            for ending in MASK_ENDINGS
+        ]
+        called = max(by_ending, key=lambda named: len(pictures.keys() & named.keys()))
         for stem, path in pictures.items():
             if stem not in called:
                 without.append(inside(path))
@@ -178,6 +179,12 @@ def files_with_masks(folder: Path, kind: FileKind, group: str | None = None, ski
     for paths, noun, lacks in ((without, kind.noun, "a mask"), (alone, "mask", f"a {kind.noun}")):
         if paths:
             say(f"{folder}: left out {counted(len(paths), noun)} without {lacks}: {listed(paths, MOST_BAD)}")
+    first_folders = {inside.parent.parts[0].lower() if inside.parent.parts else "" for inside in in_images.values()}
+    if not homes and first_folders <= FOLDERS.keys():
+        _folders_of_parts(folder / PurePath(next(iter(labels))).parts[0], kind.noun)
+        for path, inside_images in in_images.items():
+            parts[path] = FOLDERS[inside_images.parts[0].lower()]
+            in_images[path] = PurePath(*inside_images.parts[1:])
     groups = _groups_of(in_images, kind.noun, group, folder)
     doubts = [] if group else _doubts(folder, kind.noun, in_images, dict.fromkeys(labels, ""), parts)
     return FileList(labels, parts, groups, others, [], doubts)

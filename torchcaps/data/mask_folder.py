@@ -15,7 +15,7 @@ from torchcaps.data.file_lists import FileList, files_with_masks
 from torchcaps.data.files import DataError
 from torchcaps.data.image_folder import Augmentation, ImageFolder
 from torchcaps.data.mask_files import MaskFiles, Piece, Reader, Span, Tile, cut, spans, whole
-from torchcaps.data.mask_values import MOST_VALUES, Value, checked_value, code_of, find_values, value_of
+from torchcaps.data.mask_values import MOST_VALUES, Value, check_palettes, checked_value, code_of, find_values, value_of
 from torchcaps.data.masks import VOID, MaskData, pixel_counts
 from torchcaps.data.notes import listed, say
 from torchcaps.data.pictures import Window, as_tensor, border_of, in_threads, placement, read_upright, upright_size
@@ -32,12 +32,14 @@ class MaskFolder(MaskData, ImageFolder):
 
         <folder>/images/<name>.png           and <folder>/masks/<name>.png
         <folder>/train/images/<name>.png     and <folder>/train/masks/<name>.png, and folders val and test
+        <folder>/images/train/<name>.png     and <folder>/masks/train/<name>.png, and folders val and test
 
     Names of masks may have `_mask`, `_label` or `_seg` behind the name of the picture, and another ending. Both may lie
     in further folders, the same ones below `images` and `masks`. A mask is as large as its picture, which is turned as
     its metadata (EXIF) says.
 
-    The values of a mask are gray values of up to 32 bits, indices of a palette, or colors. In a picture of one bit they
+    The values of a mask are gray values of up to 32 bits, indices of a palette, in which all masks must have the same
+    colors, or colors. In a picture of one bit they
     are 0 and 255. Each value is a class. How pictures are read, split and augmented, and the options of that, are those
     of `ImageFolder` and `OwnFiles`. The split depends on the names of the pictures alone.
 
@@ -116,6 +118,7 @@ class MaskFolder(MaskData, ImageFolder):
         self._target, self.target = Target("masks", [], None, "data.values"), "masks"
         self.balance = None  # an image has pixels of several classes
         self._tiles: dict[str, tuple[list[tuple[Span, Span] | None], Tensor]] = {}  # by path: and their pixels
+        self._color_of: dict[int, tuple[str, Path]] = {}  # by index, in the palettes of masks: and whose
         self._nearest = nn.ModuleList(self._changes_by("nearest"))
 
     @cached_property
@@ -222,6 +225,8 @@ class MaskFolder(MaskData, ImageFolder):
     def _errors(self, paths: list[str]) -> list[str]:
         errors, reader = super()._errors(paths), self._reader
         readable = [path for path, error in zip(paths, errors, strict=True) if not error]
+        if not self._colors:
+            check_palettes([self._folder / self._mask_of(path) for path in readable], self._color_of)
         of_masks = dict(zip(readable, in_threads(partial(self._error_of_mask, reader), readable, "masks"), strict=True))
         return [of_masks.get(path, error) for path, error in zip(paths, errors, strict=True)]
 

@@ -39,6 +39,36 @@ def find_values(masks: Sequence[Path]) -> dict[Value, int]:
     return {value_of(code, colors): totals[code] for code in sorted(totals)}
 
 
+def check_palettes(masks: Sequence[Path], known: dict[int, tuple[str, Path]]) -> None:
+    """Check that an index of a palette, if a pixel has it, is one color in all masks.
+
+    Args:
+        masks: files; those that cannot be read are left out.
+        known: the color of each index that was found before, and its file. New ones are added.
+    """
+    for path, colors in zip(masks, in_threads(_used_colors, masks, "comparing palettes"), strict=True):
+        for index, color in colors.items():
+            other, first = known.setdefault(index, (color, path))
+            if color != other:
+                raise DataError(
+                    f'{path}: palettes differ: {index} is the color "{color}", and "{other}" in {first.name}: give '
+                    "data.values as colors, or, if the numbers are the classes, save all masks with one palette"
+                )
+
+
+def _used_colors(path: Path) -> dict[int, str]:
+    """Return the color of each index that pixels of a mask have; empty if it has no palette."""
+    try:
+        with opened(path) as picture:
+            if picture.mode not in PALETTES:
+                return {}
+            palette = bytes(picture.getpalette() or [])
+            indices = np.unique(np.asarray(picture.getchannel("P")))
+    except DataError:
+        return {}
+    return {index: palette[3 * index : 3 * index + 3].hex() for index in indices.tolist()}
+
+
 def _has_color(path: Path) -> bool:
     """Return whether a mask has pixels that are not gray, palettes aside."""
     try:
