@@ -83,7 +83,7 @@ def _check_folder(out: Path) -> None:
 
 
 def _file(options: argparse.Namespace, run: "Run", out: Path) -> None:
-    from torchcaps.data import ArrayFolder
+    from torchcaps.data import ArrayFolder, MaskFolder
     from torchcaps.data.labeled import TERMS
     from torchcaps.deploy import export
     from torchcaps.measures.predicting import kind_of_scores, predict
@@ -97,6 +97,8 @@ def _file(options: argparse.Namespace, run: "Run", out: Path) -> None:
         facts["thresholds"] = run.thresholds.tolist()  # a label is predicted above its own
     elif run.target == "masks":
         facts["scores"] = "the class of a pixel is that with the highest score"
+        if isinstance(data := run.data(), MaskFolder):  # the values of the classes, and how pictures become square
+            facts |= {"values": data.values, "fit": "tile" if data.tiled else data.fit}
     elif run.target == "numbers":
         facts["scores"] = "numbers in the units of the training"
     if isinstance(data := run.data(), ArrayFolder):

@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         f"{parser.epilog}. Your own data: torchcaps train own/images --data.folder FOLDER, with a folder of pictures "
         "for each class in it; torchcaps train own/arrays --data.folder FOLDER --data.layout CL, with .npy or .npz "
-        "files; torchcaps train own/texts --data.file TABLE --data.text COLUMN --data.label COLUMN"
+        "files; torchcaps train own/masks --data.folder FOLDER, with folders images and masks in it; torchcaps train "
+        "own/texts --data.file TABLE --data.text COLUMN --data.label COLUMN"
     )
     parser.add_argument("--smoke", action="store_true", help="take two steps of two images, as a check")
     parser.add_argument(

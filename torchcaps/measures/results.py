@@ -230,7 +230,8 @@ class MaskResults(Results):
         measures = of_each_class(self._counts(tested))
         self.metrics = self._metrics(measures)
         if held_out is not None:
-            self.held_out_metrics = self._metrics(of_each_class(self._counts(held_out)))
+            of_held_out = of_each_class(self._counts(held_out))
+            self.held_out_metrics = {"dice": mean_of([x.dice for x in of_held_out]), **self._metrics(of_held_out)}
         dice, iou, of_images, *_ = map(mean_of, zip(*measures, strict=True))
         means = OfClass(dice, iou, of_images, 1.0, len(tested.targets))
         for name, values in zip([*names, "mean of the classes"], [*measures, means], strict=True):
