@@ -36,7 +36,7 @@ def write(folder: Path, pixels=lambda mask: mask, name: str = "{}.png", mask_nam
 
 
 def made(folder: Path, **options) -> MaskFolder:
-    return MaskFolder(str(folder), **{"num_workers": 0, **options})
+    return MaskFolder(str(folder), **{"num_workers": 0, "fit": "crop", **options})
 
 
 def prepare(folder: Path, **options) -> None:

@@ -434,6 +434,7 @@ def test_a_network_that_returns_capsules(tmp_path):
         def forward(self, images: Tensor) -> Capsules:
             return super().forward(images).capsules
 
-    with pytest.raises(TypeError, match=r"must return a torchcaps.Prediction or Segmentation, or a tensor .*got Capsules$"):
+    said = "must return a torchcaps.Prediction or Segmentation, or a tensor .*got Capsules$"
+    with pytest.raises(TypeError, match=said):
         export(Poses(), IMAGES, tmp_path / "a.onnx")
     assert list(tmp_path.iterdir()) == []

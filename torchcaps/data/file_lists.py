@@ -46,13 +46,17 @@ class FileKind(NamedTuple):
     Fields:
         noun: what a file is called, such as "picture"; also the option of the table's column.
         suffixes: endings of such files, in lower case.
+        has_masks: whether they lie beside their masks.
     """
 
     noun: str
     suffixes: tuple[str, ...]
+    has_masks: bool = False
 
     @property
     def expected_folders(self) -> str:
+        if self.has_masks:
+            return EXPECTED_MASKS
         return f"expected a folder with a folder of {self.noun}s for each class"
 
 

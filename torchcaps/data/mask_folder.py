@@ -66,6 +66,7 @@ class MaskFolder(MaskData, ImageFolder):
         DataError: the folder, or a file in it, cannot be used; see `OwnFiles`.
     """
 
+    kind = ImageFolder.kind._replace(has_masks=True)
     largest, step = 128, 8
 
     @checked
@@ -74,7 +75,7 @@ class MaskFolder(MaskData, ImageFolder):
         folder: str | None = None,
         size: Count | None = None,
         channels: Literal[1, 3] | None = None,
-        fit: Literal["crop", "pad", "stretch", "tile"] = "crop",
+        fit: Literal["crop", "pad", "stretch", "tile"] = "pad",
         window: Window | None = None,
         values: list[str] | list[int] | None = None,
         ignore: int | str | None = None,
