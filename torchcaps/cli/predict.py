@@ -137,9 +137,9 @@ def _write_masks(
     end = ".png" if data.palette.itemsize < 4 else ".tif"  # a PNG has no numbers above 16 bits
     names = [Path(sample.value).stem for sample in samples]
     for name in names:
-        mask = out / f"{name}{end}"
-        if mask.exists() and not (drawn / f"{name}.png").exists():
-            raise ValueError(f"{mask} is there already, and was not predicted: give another folder as --out")
+        place = out / f"{name}{end}"
+        if place.exists() and not (drawn / f"{name}.png").exists():
+            raise ValueError(f"{place} is there already, and was not predicted: give another folder as --out")
     first, last = (len(samples) * k // parts for k in (part - 1, part))
     make_folder(drawn)
     with progress_bar() as progress:

@@ -186,9 +186,9 @@ def files_with_masks(folder: Path, kind: FileKind, group: str | None = None, ski
     first_folders = {inside.parent.parts[0].lower() if inside.parent.parts else "" for inside in in_images.values()}
     if not homes and first_folders <= FOLDERS.keys():
         _folders_of_parts(folder / PurePath(next(iter(labels))).parts[0], kind.noun)
-        for path, inside_images in in_images.items():
-            parts[path] = FOLDERS[inside_images.parts[0].lower()]
-            in_images[path] = PurePath(*inside_images.parts[1:])
+        for name, inside_images in in_images.items():
+            parts[name] = FOLDERS[inside_images.parts[0].lower()]
+            in_images[name] = PurePath(*inside_images.parts[1:])
     groups = _groups_of(in_images, kind.noun, group, folder)
     doubts = [] if group else _doubts(folder, kind.noun, in_images, dict.fromkeys(labels, ""), parts)
     return FileList(labels, parts, groups, others, [], doubts)
