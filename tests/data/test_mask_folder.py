@@ -532,7 +532,7 @@ def test_too_few_pictures(tmp_path):
     assert error_of(tmp_path) == f"{tmp_path}: has no picture to test on: it needs three pictures to be split"
 
 
-def test_too_many_values(tmp_path):
+def test_too_many_values(tmp_path, capsys):
     write(tmp_path)
     smooth = np.arange(16 * 24, dtype=np.uint8).reshape(16, 24) % 200
     Image.fromarray(smooth).save(tmp_path / "masks/7.png")
@@ -544,6 +544,12 @@ def test_too_many_values(tmp_path):
     assert "masks/7.png: has the value 3 in row 0 and column 3, which is no class" in error_of(
         tmp_path, values=[0, 1, 2]
     )
+    data = made(tmp_path, skip_bad=True, size=16)
+    assert data.values == [0, 1, 2]
+    data.setup()
+    assert "left out 1 picture that cannot be read: images/7.png" in capsys.readouterr().err
+    write(tmp_path, lambda mask: smooth)
+    assert "masks have more than 64 values, here 0, 1, 2" in error_of(tmp_path, skip_bad=True)
 
 
 def test_colors_where_numbers_are_expected(tmp_path):
@@ -556,7 +562,42 @@ def test_colors_where_numbers_are_expected(tmp_path):
     for i in range(COUNT):
         Image.fromarray(mask_of(i).astype(np.float32) / 2).save(tmp_path / "masks" / f"{i}.tif")
         (tmp_path / "masks" / f"{i}.png").unlink()
-    assert "masks/0.tif: has values that are no whole numbers: " in error_of(tmp_path, values=[0, 1])
+    line = "masks/0.tif: has values that are no whole numbers of at most 32 bits: "
+    assert line in error_of(tmp_path, values=[0, 1])
+    for number in (1e20, -1e20, 2.0**31):
+        Image.fromarray(np.full((16, 24), number, np.float32)).save(tmp_path / "masks/0.tif")
+        assert line in error_of(tmp_path, values=[0, 1])
+
+
+def test_a_value_of_few_pixels_may_be_a_mistake(tmp_path, capsys):
+    write(tmp_path)
+    mask = mask_of(0)
+    mask[0, 0] = 77
+    Image.fromarray(mask).save(tmp_path / "masks/0.png")
+    for i in range(30 * 400 // mask.size):
+        Image.fromarray(mask_of(0)).save(tmp_path / f"masks/more{i}.png")
+        Image.fromarray(mask_of(0)).save(tmp_path / f"images/more{i}.png")
+    made(tmp_path, size=16).prepare_data()
+    assert "nearly no pixel has the value 77: if such pixels are mistakes" in capsys.readouterr().err
+
+
+def test_a_deep_gray_mask_among_colors(tmp_path):
+    write(tmp_path, lambda mask: COLORS[mask])
+    Image.fromarray(mask_of(5).astype(np.uint16) * 300).save(tmp_path / "masks/5.png")
+    assert error_of(tmp_path, size=16).startswith(
+        f"{tmp_path}/masks/5.png: has the number 600, and the values of the classes are colors: "
+    )
+
+
+def test_an_ignored_color_that_became_a_number(tmp_path, capsys):
+    write(tmp_path, lambda mask: COLORS[mask])
+    made(tmp_path, ignore=0b1010, size=16).prepare_data()
+    assert (
+        f"{tmp_path}: no mask has the value of data.ignore, '000010': it was given as a number: write a color in "
+        """quotes within quotes, such as --data.ignore '"ff0000"'\n""" in capsys.readouterr().err
+    )
+    made(tmp_path, ignore="00000a", size=16).prepare_data()
+    assert f"{tmp_path}: no mask has the value of data.ignore, '00000a'\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -570,6 +611,8 @@ def test_colors_where_numbers_are_expected(tmp_path):
         ({"values": ["000000", "ff0000"], "ignore": 0}, "ignore must be another value than those of values"),
         ({"values": [0, 1], "class_names": ["a", "b", "c"]}, "class_names must be one for each of the 2 values"),
         ({"ignore": "grey"}, "ignore must be numbers, or colors"),
+        ({"values": [0, 2**40]}, "values must be numbers from -2147483648 to 2147483647, or colors .* 1099511627776"),
+        ({"ignore": -(2**40)}, "ignore must be numbers from -2147483648 to"),
     ],
 )
 def test_arguments_that_do_not_fit(options, line):

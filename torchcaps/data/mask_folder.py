@@ -27,6 +27,9 @@ from torchcaps.utils.checks import percent
 MARGIN = 8  # an eighth of the side of a tile is predicted by its neighbor
 
 
+FEW = 1e-4  # share of the pixels below which a value may be a mistake
+
+
 class MaskFolder(MaskData, ImageFolder):
     """Pictures of one's own with a mask of each, which has the class of each pixel:
 
@@ -150,6 +153,11 @@ class MaskFolder(MaskData, ImageFolder):
                 for name, (value, count) in zip(self.names, self._found.items(), strict=True)
             ]
             say(f"{self.folder}: {listed(shares, MOST_VALUES)}")
+            if few := [str(value) for value, count in self._found.items() if count < FEW * pixels]:
+                say(
+                    f"{self.folder}: nearly no pixel has the value {listed(few)}: if such pixels are mistakes, give "
+                    "the values of the classes as --data.values, which names the files with others, or data.ignore"
+                )
         super().prepare_data()
 
     def picture(self, path: Path) -> Tensor:
@@ -278,7 +286,7 @@ class MaskFolder(MaskData, ImageFolder):
     @cached_property
     def _found(self) -> dict[Value, int]:
         """The number of pixels of each value in all masks but the one that does not count."""
-        counts = find_values([self._folder / self._mask_of(path) for path in self._files])
+        counts = find_values([self._folder / self._mask_of(path) for path in self._files], self.skip_bad)
         colors = any(isinstance(value, str) for value in counts)
         if isinstance(self.ignore, str) and not colors:
             raise DataError(
@@ -287,7 +295,12 @@ class MaskFolder(MaskData, ImageFolder):
         if self.ignore is not None:
             ignored = value_of(code_of(self.ignore, colors), colors)
             if counts.pop(ignored, None) is None:
-                say(f"{self.folder}: no mask has the value of data.ignore, {ignored!r}")
+                quoted = (
+                    ": it was given as a number: write a color in quotes within quotes, such as --data.ignore "
+                    """'"ff0000"'"""
+                )
+                hint = quoted if colors and not isinstance(self.ignore, str) else ""
+                say(f"{self.folder}: no mask has the value of data.ignore, {ignored!r}{hint}")
         values = [*counts]
         if len(values) < 2:
             there = f"one class alone, the value {values[0]!r}" if values else "no value that counts"

@@ -18,16 +18,20 @@ PALETTES = ("P", "PA")  # modes of Pillow
 MOST_VALUES = 64  # in masks of which nothing is said
 
 
-def find_values(masks: Sequence[Path]) -> dict[Value, int]:
+def find_values(masks: Sequence[Path], skip_bad: bool = False) -> dict[Value, int]:
     """Return how many pixels of some masks have each value, in ascending order; colors if a pixel has one. Masks that
-    cannot be read are left out.
+    cannot be read are left out, and with `skip_bad` those that have too many values, unless all have.
 
     Raises:
         DataError: there are too many values.
     """
     colors = any(in_threads(_has_color, masks, "looking for colors in masks"))
     totals: Counter[int] = Counter()
-    for path, counts in zip(masks, in_threads(partial(_counts, colors), masks, "finding values"), strict=True):
+    of_masks = [*in_threads(partial(_counts, colors), masks, "finding values")]
+    skip_bad = skip_bad and any(0 < len(counts) <= MOST_VALUES for counts in of_masks)
+    for path, counts in zip(masks, of_masks, strict=True):
+        if skip_bad and len(counts) > MOST_VALUES:
+            continue
         totals.update(counts)
         if len(totals) > MOST_VALUES:
             some = listed([str(value_of(code, colors)) for code in counts], 3)
@@ -114,9 +118,17 @@ def codes_of(path: Path, colors: bool) -> np.ndarray:
         return pixels[..., 0]
     if pixels.ndim == 3:
         return pixels.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
-    if pixels.dtype.kind == "f" and not (np.isfinite(pixels) & (pixels == np.round(pixels))).all():
-        raise DataError(f"{path}: has values that are no whole numbers: save the number of its class in each pixel")
+    if pixels.dtype.kind == "f" and not ((abs(pixels) < 2**31) & (pixels == np.round(pixels))).all():
+        raise DataError(
+            f"{path}: has values that are no whole numbers of at most 32 bits: save the number of its class in each "
+            "pixel"
+        )
     codes = pixels.astype(np.int64)
+    if colors and ((codes < 0) | (codes > 255)).any():
+        raise DataError(
+            f"{path}: has the number {codes.flat[abs(codes).argmax()]}, and the values of the classes are colors: save "
+            "the mask with colors"
+        )
     return codes * 0x010101 if colors else codes
 
 
@@ -136,4 +148,8 @@ def checked_value(name: str, value: Value) -> Value:
     text = str(value).lower().removeprefix("#")
     if isinstance(value, str) and not re.fullmatch("[0-9a-f]{6}", text):
         raise ValueError(f'{name} must be numbers, or colors such as "ff0000", got {value!r}')
+    if not isinstance(value, str) and not -(2**31) <= value < 2**31:
+        raise ValueError(
+            f'{name} must be numbers from {-(2**31)} to {2**31 - 1}, or colors such as "ff0000", got {value}'
+        )
     return text if isinstance(value, str) else value
