@@ -144,8 +144,8 @@ def code_of(value: Value, colors: bool) -> int:
 
 
 def checked_value(name: str, value: Value) -> Value:
-    """Return a value that the user gave, a color in lower case and without a sign before it."""
-    text = str(value).lower().removeprefix("#")
+    """Return a value that the user gave, a color in lower case and without a sign before it or quotes."""
+    text = str(value).lower().strip("\"'").removeprefix("#")
     if isinstance(value, str) and not re.fullmatch("[0-9a-f]{6}", text):
         raise ValueError(f'{name} must be numbers, or colors such as "ff0000", got {value!r}')
     if not isinstance(value, str) and not -(2**31) <= value < 2**31:
