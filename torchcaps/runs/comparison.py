@@ -37,6 +37,7 @@ def compare(path: Path, training: Training, overrides: Sequence[Override]) -> No
     given = {override.path[-1] for override in overrides}
     resumed = training.resumed is not None
     part = "" if resumed else "network."
+    cycles = any(isinstance(x, OneCycle) for x in training.trainer.callbacks)  # type: ignore[attr-defined]
     for name in {**then, **now}:
         if then.get(name) == now.get(name) or (name not in then and name.rpartition(".")[2] not in given):
             continue  # a name that the run lacks and nobody gave is that of a newer argument, with its default
@@ -49,7 +50,7 @@ def compare(path: Path, training: Training, overrides: Sequence[Override]) -> No
             warn(f"{changed}: the run keeps its seed")
         elif resumed and (name in EXACT or (name.startswith("data.") and not name.endswith(IRRELEVANT))):
             warn(f"{changed}: the run will not continue exactly")
-        elif resumed and name in LENGTHS and any(isinstance(x, OneCycle) for x in training.trainer.callbacks):
+        elif resumed and name in LENGTHS and cycles:
             warn(f"{changed}: the learning rate jumps, because OneCycle now goes once over the longer training")
     _compare_data(path, training, overrides)
 
