@@ -144,8 +144,8 @@ def main() -> None:
     driver.set_active(Driver(capability))
     try:
         nothing.run(grid=(1,), warmup=True)
-    except Exception as error:  # whatever it is, no kernel can be compiled
-        print(f"Triton {triton.__version__} does not compile for sm_{capability}: {error}")
+    except Exception:  # whatever it is, no kernel can be compiled
+        print(f"Triton {triton.__version__} does not compile for sm_{capability}")
         sys.exit(UNKNOWN)
     compiled, failed = set(), 0
     for case in cases(which, capability):
