@@ -272,6 +272,13 @@ class TestHalfPrecision:
         assert all(x.isfinite().all() and x.any() for x in into)
         assert max(conversions.counts) < min(x.numel() for x in children)  # moments converts one child
 
+    def test_compiled_code_converts_the_children(self, monkeypatch):
+        """Autograd would round the gradient of each iteration."""
+        p = Problem(GEOMETRIES["groups"], "each", device=DEVICE)
+        votes = LinearVotes(*(x.detach().half() for x in (p.poses, p.weight, p.bias)), (2, 1), backend="triton")
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert {x.dtype for x in votes.tensors(None) if x is not None} == {torch.float32}
+
 
 @pytest.mark.parametrize("agreement", ["uniform", "dot", "gaussian"])
 def test_variance_of_votes_that_agree_far_from_the_origin(agreement):
