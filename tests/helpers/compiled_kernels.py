@@ -1,7 +1,8 @@
 """Compile the Triton kernels for a device that need not be there: `python compiled_kernels.py few|all CAPABILITY`.
 
 Triton compiles for the device that its driver names. The launches of each kind of reduction, forward and backward, are
-recorded and compiled. It must be a process without Triton's interpreter.
+recorded and compiled. It must be a process without Triton's interpreter. The status is 3 if the installed Triton does
+not know the capability.
 """
 
 import itertools
@@ -18,10 +19,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors
+from torchcaps.ops.numerics import accumulator, sum_dtype
 from torchcaps.ops.triton.moments import moments, moments_backward
 from torchcaps.ops.triton.weighted_sum import weighted_sum, weighted_sum_backward
 
-CAPABILITIES = [80, 86, 90]  # of an A100, an RTX 3090 and an H100
+# Of an A100, an RTX 3090, an L4 or RTX 4090, an H100, a B200 and an RTX 5090.
+CAPABILITIES = [80, 86, 89, 90, 100, 120]
+UNKNOWN = 3  # the status if Triton does not know the capability
+# Types of poses, and of weights, biases and gates; the last one is that of a layer under autocast.
+SINGLE, DOUBLE = (torch.float32, torch.float32), (torch.float64, torch.float64)
+HALF = [(torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
 # (rows, d, h) of the papers' poses, matrices and vectors, and of some that the kernels pad.
 POSES = {"4x4": (4, 4, 4), "8 -> 16": (1, 8, 16), "16 -> 16": (1, 16, 16), "6x6": (6, 6, 6), "8x8": (8, 8, 8),
          "64 -> 2": (1, 64, 2), "1 -> 1": (1, 1, 1), "3x2 -> 3x5": (3, 2, 5)}  # fmt: skip
@@ -59,20 +66,22 @@ class Case(NamedTuple):
     pose: str
     layout: str
     parents: int
-    dtype: torch.dtype
+    types: tuple[torch.dtype, torch.dtype]
 
 
 def cases(which: str, capability: int) -> Iterator[Case]:
     """Yield the cases for a capability: "all" ways and poses with the other values in turns, or a third of the ways,
-    with the poses that compile quickly."""
-    dtypes, number = [torch.float32, torch.float64], CAPABILITIES.index(capability)
+    with the poses that compile quickly, in half precision for every second capability."""
+    number = CAPABILITIES.index(capability)
     if which == "all":
+        types = [SINGLE, HALF[0], SINGLE, HALF[1], SINGLE, HALF[2], DOUBLE]
         for i, (way, pose) in enumerate(itertools.product(WAYS, POSES)):
             layout = list(LAYOUTS)[(i + i // 8) % 4]
-            yield Case(way, pose, layout, PARENTS[(i + i // 4) % 4], dtypes[i % 7 == 6])
+            yield Case(way, pose, layout, PARENTS[(i + i // 4) % 4], types[(i + number) % 7])
         return
-    for i in range(number, len(WAYS), 3):
-        yield Case(WAYS[i], QUICK[i % 4], list(LAYOUTS)[i % 4], PARENTS[i % 3], dtypes[i % 5 == 4])
+    for i in range(number // 2, len(WAYS), 3):
+        types = HALF[i % 3] if number % 2 else (SINGLE, DOUBLE)[i % 5 == 4]
+        yield Case(WAYS[i], QUICK[i % 4], list(LAYOUTS)[i % 4], PARENTS[i % 3], types)
 
 
 def reduce(case: Case) -> None:
@@ -82,14 +91,18 @@ def reduce(case: Case) -> None:
     samples, types, parents = 1 if case.parents == 1 else 3, 4, case.parents
     kind, _, over = case.way.partition(" ")
 
-    def new(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=case.dtype, device="meta")
+    of_poses, of_weights = case.types
+    of_sums = sum_dtype(of_poses)
 
-    weight = new(groups, 1, 1, d, h, parents).movedim(-1, 3)
-    bias = None if case.layout == "one" else new(groups, 1, 1, 1 if groups == 2 else parents, rows, h)
-    gates = new(samples, types, 1, 1) if gated else None
-    children = Children(new(samples, types, 1, 1, rows, d), weight, bias, gates)
-    into = Gradients(*(None if x is None else torch.zeros_like(x) for x in children))
+    def new(*shape: int, dtype: torch.dtype = of_sums) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    weight = new(groups, 1, 1, d, h, parents, dtype=of_weights).movedim(-1, 3)
+    of_bias = groups, 1, 1, 1 if groups == 2 else parents, rows, h
+    bias = None if case.layout == "one" else new(*of_bias, dtype=of_weights)
+    gates = new(samples, types, 1, 1, dtype=of_weights) if gated else None
+    children = Children(new(samples, types, 1, 1, rows, d, dtype=of_poses), weight, bias, gates)
+    into = Gradients(*(None if x is None else accumulator(x) for x in children))
     state, score, offset = new(samples, parents, rows * h), new(samples, parents), new(groups, 1, 1, parents)
     if kind == "moments":
         of_agreement = {
@@ -121,9 +134,19 @@ def launches(case: Case) -> list[tuple[Any, tuple[int, ...], tuple[Any, ...], di
     return found
 
 
+@triton.jit
+def nothing():
+    pass
+
+
 def main() -> None:
     which, capability = sys.argv[1], int(sys.argv[2])
     driver.set_active(Driver(capability))
+    try:
+        nothing.run(grid=(1,), warmup=True)
+    except Exception:  # whatever it is, no kernel can be compiled
+        print(f"Triton {triton.__version__} does not compile for sm_{capability}")
+        sys.exit(UNKNOWN)
     compiled, failed = set(), 0
     for case in cases(which, capability):
         for kernel, grid, arguments, options in launches(case):

@@ -22,6 +22,7 @@ from torchcaps.ops import native
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors, check_parents, count_samples
 from torchcaps.ops.numerics import accumulator, autocast_off, sum_dtype
 from torchcaps.ops.tiled.net_sum import Net
+from torchcaps.utils.arguments import HALF
 from torchcaps.utils.private import has_plain_values, is_batched, is_profiled
 
 Parents = tuple[Tensor | None, ...]
@@ -280,38 +281,66 @@ BACKENDS: dict[str, dict[str, Operator]] = {"reference": {}, "tiled": TILED, "na
 
 
 def apply_operator(
-    operator: Operator, children: Children, parents: Parents, options: Options
+    operator: Operator, children: Children, parents: Parents, options: Options, carriers: Children | None = None
 ) -> tuple[Tensors, Children]:
-    """Run a reduction. Return its results, and the children to give to the next reduction of the same votes."""
+    """Run a reduction. Return its results, and the carriers to give to the next reduction of the same votes.
+
+    Args:
+        carriers: tensors that bring the gradients of the children from the later iterations, as the reduction before
+            this one has returned them; None: there was none.
+    """
     if torch.compiler.is_compiling():
         return _as_tuple(operator.forward(*children, *parents, *options)), children
     if not torch.is_grad_enabled():
         return operator.reduce(children, parents, options), children
     count = len(operator.reduction.results)
-    given = _EagerReduction.apply(operator, options, *children, *parents)
-    handed_on = (before if after is None else after for before, after in zip(children, given[count:], strict=True))
+    carriers = carriers or Children(*map(_carrier, children))
+    given = _EagerReduction.apply(operator, options, children, *carriers, *parents)
+    handed_on = (before if after is None else after for before, after in zip(carriers, given[count:], strict=True))
     return given[:count], Children._make(handed_on)
 
 
+def _carrier(x: Tensor | None) -> Tensor | None:
+    """Return a tensor whose gradient, in float32 at least, is that of x: x itself, if it has this precision."""
+    return _Float32Gradient.apply(x) if x is not None and x.dtype in HALF and x.requires_grad else x
+
+
+class _Float32Gradient(torch.autograd.Function):
+    """A float32 tensor without values in place of one in half precision, whose gradient is rounded once: autograd gives
+    gradients the precision of their tensors, and would round the sum after each iteration."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.dtype = x.dtype
+        ctx.set_materialize_grads(False)
+        return x.new_empty((), dtype=torch.float32).expand(x.shape)  # it takes no memory
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        return None if grad is None else grad.to(ctx.dtype)
+
+
 class _EagerReduction(torch.autograd.Function):
-    """A reduction that also returns the children unchanged, for the next iteration.
+    """A reduction that also returns the carriers unchanged, for the next iteration.
 
     In the backward pass they bring the gradients of the later iterations, and this one adds its own in place. That is
-    safe because no other autograd function sees these tensors.
+    safe because no other autograd function sees these tensors. The numbers of the children come apart from them.
     """
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, options: Options, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        children: Any = tensors[:4]
-        results = operator.reduce(Children._make(children), tensors[4:], options)
-        operator.save(ctx, tensors, options, results)
+    def forward(
+        ctx: Any, operator: Operator, options: Options, children: Children, *tensors: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        carriers, parents = tensors[:4], tensors[4:]
+        results = operator.reduce(children, parents, options)
+        operator.save(ctx, (*children, *parents), options, results)
         ctx.operator = operator
         ctx.mark_non_differentiable(*results[operator.reduction.differentiable :])
-        return *results, *(x if need else None for x, need in zip(children, ctx.needs_input_grad[2:6], strict=True))
+        return *results, *(x if need else None for x, need in zip(carriers, ctx.needs_input_grad[3:7], strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         operator: Operator = ctx.operator
         count = len(operator.reduction.results)
         held = Gradients(*grads[count:])
-        return None, None, *operator.gradients(ctx, grads[:count], held, ctx.needs_input_grad[2:])
+        return None, None, None, *operator.gradients(ctx, grads[:count], held, ctx.needs_input_grad[3:])

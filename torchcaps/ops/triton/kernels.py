@@ -18,6 +18,7 @@ import triton.language as tl
 
 from torchcaps.ops.triton.tiles import (
     differentiate,
+    load,
     load_features,
     load_gate,
     load_parents,
@@ -175,7 +176,7 @@ def row_grads(
             r = tl.arange(0, layer.block_r)[None, None, :, None, None]
             here = ((tl.expand_dims(n, 1) * sizes.children + c) * layer.rows + r) * layer.depth + d
             exists = tl.expand_dims(present, 1) & (r < layer.rows) & (d < layer.depth)
-            p = tl.load(children.poses + here, mask=exists, other=0.0)
+            p = load(children.poses + here, exists, layer)
             weights += tl.sum(p * tl.expand_dims(grad_vote, 1), 2)
         if grad_bias is not None:
             biases += grad_vote

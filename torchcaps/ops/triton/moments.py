@@ -15,7 +15,8 @@ def moments(children: Children, parents: ParentTensors, options: Options) -> tup
     from the votes of the first child. So no digits are lost when the votes agree far from zero.
     """
     p = Problem(children, options, parents.offset, parents.betas, moments=True)
-    center = torch.einsum("nrd,dhj->njrh", p.tensors.poses[:, 0], p.tensors.weight[0])
+    first = at_least_float32(p.tensors.poses[:, 0]), at_least_float32(p.tensors.weight[0])
+    center = torch.einsum("nrd,dhj->njrh", *first)
     if p.tensors.bias is not None:
         center = center + p.tensors.bias[0].movedim(-1, 0)
     center = center.flatten(2)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.ops.backend import INTERPRETED
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors
-from torchcaps.ops.numerics import at_least_float32
+from torchcaps.ops.numerics import at_least_float32, sum_dtype
 
 # About so many programs share the work; those of moments an eighth as many, because joining the parts of moments takes
 # several passes over them. Measured on an H200 (docs/performance.md); the rules for tiles below were not.
@@ -28,7 +28,7 @@ ROW_TILE, ROW_PER_WARP = (16 if INTERPRETED else 4096), 1024
 
 
 class Tensors(NamedTuple):
-    """The tensors of the children, and the rows that groups of them share."""
+    """The tensors of the children, and the rows that groups of them share. Each may be in half precision."""
 
     poses: Tensor  # (samples, children, rows, depth)
     weight: Tensor  # (groups, depth, width, parents)
@@ -73,7 +73,7 @@ class Layer(NamedTuple):
     Fields:
         rows, depth, width: a pose is `(rows, depth)`, a vote `(rows, width)`.
         bias_parents, betas_parents: number of parents, or 1 if they share a row.
-        dtype: precision of all numbers.
+        dtype: precision in which numbers are computed and summed, float32 at least.
         block_n, block_r, block_h, block_j, block_d: samples, rows, width, parents and depth of a tile, powers of 2.
         warps: warps of a program.
     """
@@ -125,17 +125,17 @@ class Problem:
         self.parents, self.width, self.features = weight.shape[3], weight.shape[5], self.rows * weight.shape[5]
         self.over_children = options.softmax == "children"
         self.tensors = Tensors(
-            at_least_float32(poses).flatten(1, 3).contiguous(),
+            poses.flatten(1, 3).contiguous(),
             _as_rows(weight),
             None if bias is None else _as_rows(bias),
-            None if gates is None else at_least_float32(gates).flatten(1).contiguous(),
+            None if gates is None else gates.flatten(1).contiguous(),
             None if offset is None else _as_rows(offset),
             None if betas is None else _as_rows(betas),
         )
         self.row_tensors = weight, bias, offset, betas
         self.per_row = tuple(1 if x is None else self.children // x.shape[0] for x in self.row_tensors)
         self.sizes = Sizes(self.samples, self.children, *self.per_row)
-        self.dtype, self.device = self.tensors.poses.dtype, poses.device
+        self.dtype, self.device = sum_dtype(poses.dtype), poses.device
         block_r, block_h, block_j = (_power_of_2(x) for x in (self.rows, self.width, self.parents))
         tile = block_r * block_h * block_j
         block_n = 2 if INTERPRETED else max(1, min(_power_of_2(self.samples), TILE // tile))
@@ -193,7 +193,7 @@ class Problem:
         """Add the gradients of the children; return those of query, precision, prior, offset and betas."""
         blocks, gaussian = -(-self.samples // self.layer.block_n), parents.precision is not None
         splits, per_split = self.split(self.children, blocks, self.samples * self.parents * self.features)
-        grad_poses = None if into.poses is None else torch.empty_like(self.tensors.poses)
+        grad_poses = None if into.poses is None else self.new(*self.tensors.poses.shape)
         # A softmax over the parents needs all of them; the gradients of rows have only some.
         wanted = (
             None if into.weight is None else self.tensors.weight,
@@ -271,7 +271,7 @@ def joined(parts: Tensor) -> Tensor:
 
 def _as_rows(x: Tensor) -> Tensor:
     """Return `(groups, 1, 1, parents, ...)` as `(groups, ..., parents)`."""
-    return at_least_float32(x).movedim(3, -1).flatten(0, 2).contiguous()
+    return x.movedim(3, -1).flatten(0, 2).contiguous()
 
 
 def _power_of_2(n: int) -> int:

@@ -25,6 +25,12 @@ else:
 
 
 @triton.jit
+def load(here, mask, layer: tl.constexpr):
+    """Load numbers of the children in the precision of the sums; they may be stored in half precision."""
+    return tl.load(here, mask=mask, other=0.0).to(layer.dtype)
+
+
+@triton.jit
 def zeros(n: tl.constexpr, r: tl.constexpr, h: tl.constexpr, j: tl.constexpr, dtype: tl.constexpr):
     return tl.zeros([n, r, h, j], dtype)
 
@@ -90,7 +96,7 @@ def row_of(c, per_row):
 def load_row(x, c, per_row, row_parents: tl.constexpr, tile, layer: tl.constexpr):
     """Load child c's row of `(groups, parents or 1)`."""
     _n, _r, _h, j, _present, real, _inside = tile
-    return tl.load(x + row_of(c, per_row) * row_parents + j % row_parents, mask=real, other=0.0)
+    return load(x + row_of(c, per_row) * row_parents + j % row_parents, real, layer)
 
 
 @triton.jit
@@ -100,7 +106,7 @@ def load_gate(children, c, tile, sizes, layer: tl.constexpr):
     if children.gates is None:
         gate = tl.where(present, 1.0, 0.0).to(layer.dtype)
     else:
-        gate = tl.load(children.gates + n * sizes.children + c, mask=present, other=0.0)
+        gate = load(children.gates + n * sizes.children + c, present, layer)
     return gate
 
 
@@ -110,7 +116,7 @@ def load_weight(children, c, d, tile, sizes, layer: tl.constexpr):
     _n, _r, h, j, _present, real, _inside = tile
     matrix = row_of(c, sizes.per_weight) * (layer.depth * layer.width * layer.parents)
     here = children.weight + matrix + (d * layer.width + h) * layer.parents + j
-    return tl.load(here, mask=real & (h < layer.width), other=0.0)
+    return load(here, real & (h < layer.width), layer)
 
 
 # ---------------------------------------------------------------- votes and coefficients
@@ -148,12 +154,12 @@ def make_votes(children, c, tile, sizes, layer: tl.constexpr):
     v = zeros(layer.block_n, layer.block_r, layer.block_h, layer.block_j, layer.dtype)
     depth: tl.constexpr = layer.depth
     for d in tl.static_range(depth):
-        p = tl.load(pose + d, mask=present & (r < layer.rows), other=0.0)
+        p = load(pose + d, present & (r < layer.rows), layer)
         v += p * load_weight(children, c, d, tile, sizes, layer)
     if children.bias is not None:
         at = (row_of(c, sizes.per_bias) * layer.rows + r) * layer.width + h
         here = children.bias + at * layer.bias_parents + j % layer.bias_parents
-        v += tl.load(tl.broadcast_to(here, v.shape), mask=inside, other=0.0)
+        v += load(tl.broadcast_to(here, v.shape), inside, layer)
     return v
 
 
