@@ -29,8 +29,9 @@ CUDA = torch.device("cuda", 0)
 def small(monkeypatch):
     """Few samples and children: the interpreter would take a minute for those of a device."""
     if INTERPRETED:
-        monkeypatch.setattr(device_check, "SAMPLES", 3)
-        monkeypatch.setattr(problem, "PROGRAMS", 2)
+        monkeypatch.setattr(device_check, "SAMPLES", 2)
+        monkeypatch.setattr(device_check, "SHARING", 2)
+        monkeypatch.setattr(problem, "PROGRAMS", 1)
 
 
 @pytest.fixture
@@ -70,7 +71,10 @@ def kept(tmp_path):
 # ---------------------------------------------------------------- what it sees
 
 
-def test_the_kernels_agree(small):
+def test_the_kernels_agree(small, monkeypatch):
+    if INTERPRETED:
+        monkeypatch.setattr(device_check, "SAMPLES", 3)
+        monkeypatch.setattr(problem, "PROGRAMS", 2)
     before = torch.get_rng_state()
     assert differences(DEVICE) == []
     assert torch.equal(torch.get_rng_state(), before)

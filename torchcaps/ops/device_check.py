@@ -103,7 +103,7 @@ def _draw(children: int) -> dict[str, Tensor]:
         return 0.5 * torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
     gates = draw(SAMPLES, children).sigmoid()
-    gates[:, 1::5] = 0
+    gates[:, 3::5] = 0
     return {
         "poses": draw(SAMPLES, children, ROWS, DEPTH),
         "weight": draw(groups, PARENTS, DEPTH, WIDTH),
