@@ -200,7 +200,7 @@ def test_the_hash_is_that_of_every_file_of_the_kernels(monkeypatch, tmp_path):
         "{",
         "[]",
         "{}",
-        '{"key": {}, "differences": []}',
+        '{"key": {}, "differences": ["of another"]}',
         '{"key": KEY, "differences": [1]}',
         '{"key": KEY}',
         "\udcff",
