@@ -1,5 +1,6 @@
 """The check of the Triton kernels on a device: what it sees, when it runs, and how its answer is kept."""
 
+import inspect
 import json
 import os
 import threading
@@ -15,7 +16,7 @@ from torchcaps.ops import device_check
 from torchcaps.ops.device_check import FAMILIES, differences, why_not_trusted
 
 pytest.importorskip("triton")
-from torchcaps.ops.triton import problem
+from torchcaps.ops.triton import kernels, problem
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
@@ -80,16 +81,24 @@ def test_the_kernels_agree(small, monkeypatch):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def lie(monkeypatch, kernel, argument, family=None, factor=1.001):
-    """Let a kernel write a tensor that is wrong, in each family or in those whose layer `family` takes."""
-    right = problem.Problem.launch
+class Lying:
+    """A kernel that writes a wrong tensor: in each launch, or in those for whose arguments `family` returns True."""
 
-    def launch(self, name, grid, parents, *arguments, layer=None):
-        right(self, name, grid, parents, *arguments, layer=layer)
-        if name == kernel and arguments[argument] is not None and (family is None or family(self, parents)):
-            arguments[argument].mul_(factor)
+    def __init__(self, kernel, name, family, factor):
+        self.kernel, self.name, self.family, self.factor = kernel, name, family, factor
 
-    monkeypatch.setattr(problem.Problem, "launch", launch)
+    def __getitem__(self, grid):
+        def launch(*arguments, **options):
+            self.kernel[grid](*arguments, **options)
+            given = inspect.signature(self.kernel.fn).bind(*arguments).arguments
+            if given[self.name] is not None and self.family(given):
+                given[self.name].mul_(self.factor)
+
+        return launch
+
+
+def lie(monkeypatch, kernel, name, family=lambda given: True, factor=1.001):
+    monkeypatch.setattr(kernels, kernel, Lying(getattr(kernels, kernel), name, family, factor))
 
 
 def of(lines):
@@ -103,46 +112,44 @@ def of(lines):
 
 
 def test_wrong_values(small, monkeypatch):
-    lie(monkeypatch, "sums", 0)
+    lie(monkeypatch, "sums", "totals")
     found = of(differences(DEVICE))
     assert list(found) == list(FAMILIES)
     assert "sums" in found["weighted_sum by UnitDot"]
     assert "mean" in found["moments by Gaussian"]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "argument", "wrong"),
-    [("grads", 0, "gradient of poses"), ("row_grads", 0, "gradient of weight"), ("row_grads", 1, "gradient of bias")],
-)
-def test_wrong_gradients_alone(small, monkeypatch, kernel, argument, wrong):
-    lie(monkeypatch, kernel, argument)
+@pytest.mark.parametrize(("kernel", "what"), [("grads", "query"), ("row_grads", "weight"), ("row_grads", "bias")])
+def test_wrong_gradients_alone(small, monkeypatch, kernel, what):
+    lie(monkeypatch, kernel, f"grad_{what}")
     found = of(differences(DEVICE))
-    with_bias = [name for name, (tensors, _) in FAMILIES.items() if "bias" in tensors]
-    assert list(found) == (with_bias if wrong == "gradient of bias" else list(FAMILIES))
-    assert all([x.replace("one_", "") for x in tensors] == [wrong] for tensors in found.values())
+    assert list(found) == [name for name, (tensors, _) in FAMILIES.items() if what in tensors]
+    assert all([x.replace("one_", "") for x in tensors] == [f"gradient of {what}"] for tensors in found.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "is_family"),
-    [
-        (
-            "weighted_sum by Dot over the parents",
-            lambda p, x: not p.over_children and not p.layer.unit and not x.center,
-        ),
-        ("weighted_sum by UnitDot", lambda p, x: p.layer.unit),
-        ("weighted_sum by Dot over the children", lambda p, x: p.over_children),
-        ("moments by Dot", lambda p, x: x.center is not None and x.precision is None),
-        ("moments by Gaussian", lambda p, x: x.precision is not None),
-    ],
-)
-def test_one_family_is_wrong(small, monkeypatch, name, is_family):
-    lie(monkeypatch, "sums", 0, lambda p, x: is_family(p, x._replace(center=x.center is not None or None)))
-    assert list(of(differences(DEVICE))) == [name]
+IS_OF = {
+    "weighted_sum by Dot over the parents": lambda layer, x: not (layer.unit or layer.over_children or x["squares"]),
+    "weighted_sum by UnitDot": lambda layer, x: layer.unit,
+    "weighted_sum by Dot over the children": lambda layer, x: layer.over_children,
+    "moments by Dot": lambda layer, x: x["squares"] and not x["parents"].precision,
+    "moments by Gaussian": lambda layer, x: x["parents"].precision,
+}
+
+
+@pytest.mark.parametrize("family", IS_OF)
+def test_one_family_is_wrong(small, monkeypatch, family):
+    def is_of(given):
+        there = {name: x is not None for name, x in given.items()}
+        there["parents"] = given["parents"]._replace(precision=given["parents"].precision is not None)
+        return IS_OF[family](given["layer"], there)
+
+    lie(monkeypatch, "sums", "totals", is_of)
+    assert list(of(differences(DEVICE))) == [family]
 
 
 def test_numbers_that_are_not_finite(small, monkeypatch):
-    lie(monkeypatch, "grads", 3, factor=float("nan"))
-    assert "gradient of gates by nan" in differences(DEVICE)[0]
+    lie(monkeypatch, "grads", "grad_query", factor=float("nan"))
+    assert "gradient of query by nan" in differences(DEVICE)[0]
 
 
 # ---------------------------------------------------------------- the answer

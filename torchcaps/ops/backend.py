@@ -140,7 +140,7 @@ def choose_backend(
 
     Args:
         sizes: number of parents, rows and columns of the children's poses, and columns of the votes; None for an
-            operation that has no Triton kernel, or not to check them.
+            operation without votes.
         stored: bytes of all votes.
 
     Raises:
@@ -159,11 +159,13 @@ def choose_backend(
     if backend == "auto":
         if device.type == "cpu" and NATIVE_MISSING is None:
             return "native"
-        if device.type != "cuda" or sizes is None:
+        if device.type != "cuda":
             return "tiled"
         reason = why_no_triton(device, sizes) or why_not_trusted(device)
         if reason is None:
             return "triton"
+        if sizes is None:  # an operation that stores no votes
+            return "tiled"
         _warn_once(f"{reason}: backend='auto' is 'reference' for few votes, and 'tiled' for many")
         if torch.compiler.is_compiling() or stored > _most_stored(device):  # compiled code may take any batch
             return "tiled"

@@ -34,7 +34,7 @@ SHARING = 4  # consecutive children that share a row
 EPS = 0.1  # of moments
 
 # By name of the family: the tensors that it takes, and the reduction. A row of biases or betas has a number for each
-# parent, or one for all.
+# parent, or one for all. Nothing here may ask for "auto", which waits for the check.
 Reduce = Callable[["LinearVotes", dict[str, Tensor]], "Tensor | Moments"]
 FAMILIES: dict[str, tuple[str, Reduce]] = {
     "weighted_sum by Dot over the parents": (
