@@ -84,7 +84,7 @@ def shared_store() -> Any:
 
 def newest_cuda() -> int:
     """Return the newest version of CUDA that the NVIDIA driver can run. There is no public function for this."""
-    version: int = torch._C._cuda_getDriverVersion()
+    version: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     return version
 
 
