@@ -272,8 +272,10 @@ class LinearVotes(ComputedVotes):
     def _with_weights(self, weight: Tensor, bias: Tensor | None) -> None:
         """Set weight and bias, and the backend that can take votes of their size."""
         self.weight, self.bias, self.cache = weight, bias, Cache()
-        sizes = (self.parents, *self.poses.shape[-2:], weight.shape[-1])
-        self.backend = choose_backend(self._requested_backend, self.device, sizes)
+        rows, depth, width = *self.poses.shape[-2:], weight.shape[-1]
+        stored = self.batch * self.children * self.parents * rows * width * self.sum_dtype.itemsize
+        sizes = self.parents, rows, depth, width
+        self.backend = choose_backend(self._requested_backend, self.device, sizes, stored)
         self.operators = BACKENDS[self.backend]
 
     def detach(self) -> Self:
