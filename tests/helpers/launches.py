@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter
 
 from torchcaps import CapsuleHead, CapsuleLinear, Capsules, Routing, use_backend
-from torchcaps.ops.triton.problem import Problem
+from torchcaps.ops.triton import problem
 
 NAMES = "dynamic", "inverted_attention", "vector_norm", "self_routing", "em", "heinsen", "variational_bayes"
 # Operators that start nothing, beside views: new memory, and views that do not say so.
@@ -42,15 +42,15 @@ class Launches(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts, self.waits = Counter[str](), list[str]()
-        launch = Problem.launch
+        launch = problem.launch
 
-        def counted(problem: Problem, kernel: str, *arguments: Any, **options: Any) -> None:
+        def counted(kernel: str, *arguments: Any, **options: Any) -> None:
             self.counts[kernel] += 1
             with _disable_current_modes():  # the interpreter has operators of its own
-                launch(problem, kernel, *arguments, **options)
+                launch(kernel, *arguments, **options)
 
         self.patches = [
-            mock.patch.object(Problem, "launch", counted),
+            mock.patch.object(problem, "launch", counted),
             # As on a device, where no mode sees the operators, and where no values are read.
             *(
                 mock.patch(f"torchcaps.{x}", return_value=False)
