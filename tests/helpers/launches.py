@@ -59,7 +59,6 @@ class Launches(TorchDispatchMode):
                     "capsules.can_read",
                     "nn.inputs.can_read",
                     "nn.losses.can_read",
-                    "routing.squash._kernel_takes",
                 )
             ),
         ]

@@ -199,10 +199,7 @@ class Operator:
             held: tensors to which those of the children are added; where one is None, it is made if needed.
             needed: whether each child's tensor needs a gradient, and maybe more.
         """
-        if torch.is_grad_enabled():
-            raise RuntimeError("computed votes have no second derivatives (create_graph=True): use backend='reference'")
-        if any(grad is not None and is_batched(grad) for grad in grads):
-            raise RuntimeError("computed votes have no batched gradients (vectorize=True): use backend='reference'")
+        refuse_transforms(grads)
         saved = iter(ctx.saved_tensors)  # read once: activation checkpointing gives each tensor once
         results = tuple(islice(saved, self.reduction.kept))
         children, parents, options = Children(*islice(saved, 4)), tuple(saved), ctx.options
@@ -224,6 +221,14 @@ class Operator:
             given = _as_tuple(self.backward(*full_grads, *results, *children, *parents, *options, *into))
             parent_grads = tuple(grad if x is not None else None for grad, x in zip(given, parents, strict=True))
         return *into, *parent_grads
+
+
+def refuse_transforms(grads: Sequence[Tensor | None]) -> None:
+    """Raise an error in a backward pass whose gradients shall be differentiated again, or are batched."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("computed votes have no second derivatives (create_graph=True): use backend='reference'")
+    if any(grad is not None and is_batched(grad) for grad in grads):
+        raise RuntimeError("computed votes have no batched gradients (vectorize=True): use backend='reference'")
 
 
 def _can_be_left_out(*tensors: Tensor | None) -> bool:

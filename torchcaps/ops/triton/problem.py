@@ -117,8 +117,6 @@ class Problem:
         betas: Tensor | None = None,
         moments: bool = False,
     ):
-        import triton.language as tl  # it may not be installed
-
         poses, weight, bias, gates = children
         if poses.shape[2:4] != (1, 1) or children.window != (1, 1):
             raise ValueError(
@@ -141,15 +139,15 @@ class Problem:
         self.per_row = tuple(1 if x is None else self.children // x.shape[0] for x in self.row_tensors)
         self.sizes = Sizes(self.samples, self.children, *self.per_row)
         self.dtype, self.device = self.tensors.poses.dtype, poses.device
-        block_r, block_h, block_j = (_power_of_2(x) for x in (self.rows, self.width, self.parents))
+        block_r, block_h, block_j = (power_of_2(x) for x in (self.rows, self.width, self.parents))
         tile = block_r * block_h * block_j
-        block_n = 2 if INTERPRETED else max(1, min(_power_of_2(self.samples), TILE // tile))
+        block_n = 2 if INTERPRETED else max(1, min(power_of_2(self.samples), TILE // tile))
         self.layer = Layer(
             self.parents, self.rows, depth, self.width,
             self.parents if bias is None else bias.shape[3], self.parents if betas is None else betas.shape[3],
             self.over_children, options.unit, options.leaky, options.eps,
-            tl.float64 if self.dtype == torch.float64 else tl.float32,
-            block_n, block_r, block_h, block_j, _power_of_2(depth), max(1, min(8, block_n * tile // PER_WARP)),
+            language_dtype(self.dtype),
+            block_n, block_r, block_h, block_j, power_of_2(depth), max(1, min(8, block_n * tile // PER_WARP)),
         )  # fmt: skip
 
     def new(self, *shape: int) -> Tensor:
@@ -171,7 +169,7 @@ class Problem:
 
     def join(self, kernel: str, numbers: int, splits: int, *arguments: Any, **options: Any) -> None:
         """Start a kernel that joins the results of the splits, for some numbers of each."""
-        block_s = min(_power_of_2(splits), JOINED_SPLITS)
+        block_s = min(power_of_2(splits), JOINED_SPLITS)
         options |= {"block_s": block_s, "block_e": JOINED // block_s}
         grid = (-(-numbers // options["block_e"]),)
         launch(f"joins.join_{kernel}", grid, self.device, *arguments, splits, **options)
@@ -324,6 +322,13 @@ def _as_rows(x: Tensor) -> Tensor:
     return at_least_float32(x).movedim(3, -1).flatten(0, 2).contiguous()
 
 
-def _power_of_2(n: int) -> int:
+def language_dtype(dtype: torch.dtype) -> Any:
+    """Return Triton's name of a precision of sums."""
+    import triton.language as tl  # it may not be installed
+
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def power_of_2(n: int) -> int:
     """Return the least power of 2 that is not less than n."""
     return 1 << max(0, n - 1).bit_length()
