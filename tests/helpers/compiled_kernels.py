@@ -19,7 +19,7 @@ from triton.runtime import driver
 
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors
 from torchcaps.ops.triton.moments import moments, moments_backward
-from torchcaps.ops.triton.parents import fit, posterior, scaled, unit
+from torchcaps.ops.triton.parents import fit, posterior, scaled, share_logits, unit
 from torchcaps.ops.triton.weighted_sum import weighted_sum, weighted_sum_backward
 
 CAPABILITIES = [80, 86, 90]  # of an A100, an RTX 3090 and an H100
@@ -127,6 +127,7 @@ def compute_parents(case: Case) -> None:
         fit(variance, score, eps=0.1),
         fit(variance, None, score, *betas, 0.1, floor=0.1),
         posterior(score, state, variance),
+        (share_logits(score),),
     ):
         torch.autograd.backward(results, [torch.empty_like(x) for x in results])
 

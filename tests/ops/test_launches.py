@@ -17,9 +17,9 @@ ITERATION = {
     "dynamic": 10,
     "inverted_attention": 12,
     "vector_norm": 12,
-    "self_routing": 51,  # all of the layer: it does not iterate
+    "self_routing": 27,  # all of the layer: it does not iterate
     "em": 11,
-    "heinsen": 20,
+    "heinsen": 19,
     "variational_bayes": 10,
 }
 HEAD = 90  # of a whole pass with its loss

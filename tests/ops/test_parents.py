@@ -2,6 +2,7 @@
 interpreter."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torchcaps import CapsuleLinear, Capsules, use_backend
 from torchcaps.functional import squash
 from torchcaps.ops import normalize
 from torchcaps.ops.triton import parents
+from torchcaps.ops.votes import Moments
 from torchcaps.routing.squash import _by_operators
 
 pytest.importorskip("triton")
@@ -45,7 +47,7 @@ def fitted(variance: Tensor, score: Tensor) -> tuple[Tensor, ...]:
 
 
 def fitted_as_em(variance: Tensor, mass: Tensor, beta_a: Tensor, beta_u: Tensor) -> tuple[Tensor, ...]:
-    moved = variance.clamp_min(0.5)
+    moved = variance.clamp_min(0.3)
     log_sigma = 0.5 * moved.log()
     score = 0.3 * (beta_a - (beta_u.unsqueeze(-1) + log_sigma).sum(-1) * mass)
     prior = torch.nn.functional.logsigmoid(score) - log_sigma.sum(-1)
@@ -77,6 +79,12 @@ def posterior(mass: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, ...
     return r / (1 + r) * mean, (d + 1 + r) / p, prior, -dirichlet.exp() * entropy
 
 
+def share_logits(mass: Tensor) -> Tensor:
+    """As of self-routing."""
+    share = mass / mass.sum(-1, keepdim=True)
+    return share.log() - (1 - share).log()
+
+
 # The kernels, the same by operators, and the tensors that both take.
 CASES = {
     "squash": (kernel_squash(-1), lambda x: _by_operators(x, -1)[0], lambda: [draw(5, 3, 3)]),
@@ -89,7 +97,7 @@ CASES = {
     ),
     **{
         name: (
-            lambda v, mass, a, u: parents.fit(v, None, mass, a, u, 0.3, floor=0.5),
+            lambda v, mass, a, u: parents.fit(v, None, mass, a, u, 0.3, floor=0.3),
             fitted_as_em,
             lambda count=count: [
                 torch.rand(5, 3, 3, dtype=D, device=DEVICE).requires_grad_(), draw(5, 3), draw(count), draw(count)
@@ -97,6 +105,9 @@ CASES = {
         )
         for name, count in (("fit as EM", 3), ("fit as EM, any parents", 1))
     },
+    "logits of shares": (
+        parents.share_logits, share_logits, lambda: [torch.rand(3, 3, dtype=D, device=DEVICE).add(0.1).requires_grad_()]
+    ),
     "posterior": (
         parents.posterior,
         posterior,
@@ -162,6 +173,25 @@ def test_vectors_of_zero(name):
         assert_close(gradient, torch.full_like(x, name == "unit"))
 
 
+@pytest.mark.parametrize("mass", [[[0.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]], [[1.0, 1e-9, 0.0]], [[3.0]], [[0.0]]])
+def test_shares_of_none_and_of_all(mass):
+    """As by the operators of self-routing, which stay finite."""
+    layer, found = CapsuleLinear(1, len(mass[0]), 1, 1, make("self_routing")).routing, []
+    for has_kernels in (False, True):
+        x = torch.tensor(mass, dtype=D, device=DEVICE, requires_grad=True)
+        moments = Moments(x, x.new_zeros(*x.shape, 1), x.new_zeros(*x.shape, 1), None)
+        votes = SimpleNamespace(
+            moments=lambda moments=moments: moments,
+            has_kernels=has_kernels,
+            parents=len(mass[0]),
+            capsules=lambda poses, scores: scores,
+        )
+        scores = layer.step(votes, None, 0)[0]
+        found.append([scores, *torch.autograd.grad((scores * torch.arange(1, 1 + len(mass[0]))).sum(), x)])
+    for expected, x in zip(*found, strict=True):
+        assert_close(x, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_squash_of_half_precision_is_computed_in_float32(dtype):
     x = draw(4, 3, dtype=dtype)
@@ -186,7 +216,7 @@ def test_squash_has_second_derivatives():
     assert torch.autograd.gradgradcheck(kernel_squash(-1), draw(2, 3), fast_mode=True)
 
 
-@pytest.mark.parametrize("name", ["em", "heinsen", "variational_bayes", "vector_norm"])
+@pytest.mark.parametrize("name", ["em", "heinsen", "variational_bayes", "vector_norm", "self_routing"])
 def test_layers_use_the_kernels_and_refuse_second_derivatives(name, monkeypatch):
     used, launch = [], parents.problem.launch
 

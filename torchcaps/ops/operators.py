@@ -97,10 +97,14 @@ class Operator:
         run: the backend's function: `run(children, parents, options)` returns the results.
         run_backward: `run_backward(grads, results, children, parents, options, into)` adds to the tensors `into` and
             returns the gradients of the parents' tensors, None where there is none.
+
+    Attributes:
+        takes_none: whether `run_backward` takes None for gradients of results that are zero.
     """
 
     def __init__(self, backend: str, reduction: Reduction, run: Callable[..., Any], run_backward: Callable[..., Any]):
         self.reduction, self._run, self._run_backward = reduction, run, run_backward
+        self.takes_none = backend == "triton"  # zeros would be one more launch
         name = f"{backend}_{reduction.name}"
         parents = [f"Tensor? {x}" for x in reduction.parents._fields]
         arguments = ", ".join((CHILDREN_ARGUMENTS, *parents, OPTION_ARGUMENTS))
@@ -209,11 +213,13 @@ class Operator:
             accumulator(x) if grad is None and x is not None and wanted else grad
             for grad, x, wanted in zip(held, children, needed, strict=False)
         ]
-        full_grads = [
-            torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
+        left_out = _can_be_left_out(*grads, *children, *parents)
+        kept = left_out and self.takes_none
+        full_grads: Any = [
+            torch.zeros(shape, dtype=dtype, device=device) if grad is None and not kept else grad
             for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=False)
         ]
-        if _can_be_left_out(*full_grads, *children, *parents):
+        if left_out:
             parent_grads = self._differentiated(
                 tuple(full_grads), results, children, parents, options, Gradients(*into)
             )

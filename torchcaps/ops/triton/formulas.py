@@ -1,13 +1,20 @@
 # mypy: allow-untyped-defs
 """Kernels of what a routing computes between two reductions, forward and backward: `parents.py` calls them.
 
-A row holds the numbers of one vector, of one parent in one sample.
+A row holds the numbers of one vector, of one parent in one sample. A constant that a function of Triton takes beside a
+tensor is rounded to float32; `constant` keeps the precision.
 """
 
 import triton
 import triton.language as tl
 
 from torchcaps.ops.triton.tiles import nonzero
+
+
+@triton.jit
+def constant(x, like):
+    """Return a number in the precision of a tensor."""
+    return tl.full(like.shape, x, like.dtype)
 
 
 @triton.jit
@@ -28,7 +35,7 @@ def scale_by_length(
         length = nonzero(tl.sqrt(square))
         result, scale, bend = v / length, 1 / length, -1 / length / length
     else:  # in this order no factor overflows
-        more, length = 1 + square, tl.sqrt(tl.maximum(square, 1e-30))
+        more, length = 1 + square, tl.sqrt(tl.maximum(square, constant(1e-30, square)))
         scale, bend = square / more / length, (1 - square) / more / more
         result = v * scale
     if grad is not None:
@@ -59,7 +66,8 @@ def make_rows(rows, size, block_r: tl.constexpr, block_f: tl.constexpr):
 def make_fit(given, row, at, present, exists, beta_rows, size, factor, floor, eps, dtype: tl.constexpr):
     """Return the variance, half the sum of its logarithms, and the score of each parent."""
     variances, masses, scores, beta_a, beta_u = given
-    variance = tl.maximum(load_row(variances, at, exists, dtype), floor) + eps
+    variance = load_row(variances, at, exists, dtype)
+    variance = tl.maximum(variance, constant(floor, variance)) + eps
     log_sigma = tl.sum(tl.where(exists, 0.5 * tl.log(tl.where(exists, variance, 1.0)), 0.0), 1, keep_dims=True)
     if masses is None:
         score = load_row(scores, row, present, dtype)
@@ -208,3 +216,42 @@ def posterior_grads(
     tl.store(grad_mass + row, of_mass, mask=present)
     tl.store(grad_mean + at, mass / kappa * (of_m + 2 * of_p * mean), mask=exists)
     tl.store(grad_variance + at, of_p * mass, mask=exists)
+
+
+@triton.jit
+def make_shares(masses, samples, parents, dtype: tl.constexpr, block_n: tl.constexpr, block_j: tl.constexpr):
+    """Return places, a mask, the shares of the mass of a sample that its parents have, the sums of the shares of the
+    other parents (1 without any child), whether there is one, and the mass."""
+    n = (tl.program_id(0).to(tl.int64) * block_n + tl.arange(0, block_n))[:, None]
+    j = tl.arange(0, block_j)[None, :]
+    at, present = n * parents + j, (n < samples) & (j < parents)
+    mass = load_row(masses, at, present, dtype)
+    whole = nonzero(tl.sum(mass, 1, keep_dims=True))
+    share = mass / whole
+    total = tl.sum(share, 1, keep_dims=True)
+    most = share > 0.5 * total  # at most one; its sum of the others keeps all digits
+    others = tl.where(most, tl.sum(tl.where(most, 0.0, share), 1, keep_dims=True), total - share)
+    some = share + others > 0
+    return at, present, share, tl.where(some, others, 1.0), some, whole
+
+
+@triton.jit
+def share_logits(scores, masses, samples, parents, dtype: tl.constexpr, block_n: tl.constexpr, block_j: tl.constexpr):
+    """Write the logits of the shares of the mass."""
+    at, present, share, others, _some, _whole = make_shares(masses, samples, parents, dtype, block_n, block_j)
+    least = constant(1e-30, share)
+    tl.store(scores + at, tl.log(tl.maximum(share, least)) - tl.log(tl.maximum(others, least)), mask=present)
+
+
+@triton.jit
+def share_logits_grads(
+    grad_masses, grads, masses, samples, parents, dtype: tl.constexpr, block_n: tl.constexpr, block_j: tl.constexpr
+):
+    """Write the gradients of `share_logits`."""
+    at, present, share, others, some, whole = make_shares(masses, samples, parents, dtype, block_n, block_j)
+    grad = load_row(grads, at, present, dtype)
+    of_share = tl.where(share >= 1e-30, grad / nonzero(share), 0.0)
+    of_others = tl.where((others >= 1e-30) & some & present, -grad / nonzero(others), 0.0)
+    of_share += tl.sum(of_others, 1, keep_dims=True) - of_others
+    mean = tl.sum(tl.where(present, of_share * share, 0.0), 1, keep_dims=True)
+    tl.store(grad_masses + at, (of_share - mean) / whole, mask=present)

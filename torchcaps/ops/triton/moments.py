@@ -17,9 +17,15 @@ def moments(children: Children, parents: ParentTensors, options: Options) -> tup
 
 
 def moments_backward(
-    grads: Tensors, results: Tensors, children: Children, parents: ParentTensors, options: Options, into: Gradients
+    grads: tuple[Tensor | None, ...],
+    results: Tensors,
+    children: Children,
+    parents: ParentTensors,
+    options: Options,
+    into: Gradients,
 ) -> ParentTensors:
-    """Add the gradients of the children to `into`; return those of query, precision, prior, offset and betas."""
+    """Add the gradients of the children to `into`; return those of query, precision, prior, offset and betas. Those of
+    `grads` that are None are zero."""
     (grad_mass, grad_mean, grad_variance, grad_benefit), (mass, mean, variance) = grads, results
     known = Parents(
         *parents[:3], mean, variance, mass, None,

@@ -15,7 +15,7 @@ from torchcaps.ops.backend import INTERPRETED
 from torchcaps.ops.numerics import sum_dtype
 from torchcaps.ops.operators import refuse_transforms
 from torchcaps.ops.triton import problem
-from torchcaps.ops.triton.problem import language_dtype, power_of_2
+from torchcaps.ops.triton.problem import PER_WARP, language_dtype, power_of_2
 from torchcaps.utils.arguments import HALF
 from torchcaps.utils.private import has_plain_values, is_traced
 
@@ -129,6 +129,25 @@ def _posterior_backward(grads: Tensors, *given: Tensor) -> Tensors:
     return results
 
 
+def share_logits(mass: Tensor) -> Tensor:
+    """Return the logits of the shares `mass_j / sum_k mass_k` that the parents of a sample have; see
+    :class:`torchcaps.SelfRouting`."""
+    result: Tensor = _Formula.apply(_share_logits, _share_logits_backward, mass)
+    return result
+
+
+def _share_logits(mass: Tensor) -> Tensor:
+    scores = torch.empty_like(mass)
+    _launch_for_samples("share_logits", mass, scores, mass)
+    return scores
+
+
+def _share_logits_backward(grads: Tensors, mass: Tensor) -> Tensors:
+    grad_mass = torch.empty_like(mass)
+    _launch_for_samples("share_logits_grads", mass, grad_mass, grads[0], mass)
+    return (grad_mass,)
+
+
 class _Formula(torch.autograd.Function):
     """A function with kernels: `run(*tensors)` returns the results, and `run_backward(grads, *tensors)` the gradients
     of the tensors. There are no second derivatives, as there are none of the kernels for votes."""
@@ -159,10 +178,11 @@ def _launch(kernel: str, rows: int, size: int, tensors: tuple[Any, ...], options
     problem.launch(f"formulas.{kernel}", (-(-rows // block_r),), x.device, *arguments)
 
 
-def _launch_for_samples(kernel: str, mean: Tensor, *tensors: Any) -> None:
-    """Start a kernel whose programs take all parents of some samples."""
-    samples, parents, size = mean.shape
-    block_j, block_f = power_of_2(parents), power_of_2(size)
-    block_n = max(1, BLOCK // (block_j * block_f))
-    arguments = *tensors, samples, parents, size, language_dtype(mean.dtype), block_n, block_j, block_f
-    problem.launch(f"formulas.{kernel}", (-(-samples // block_n),), mean.device, *arguments)
+def _launch_for_samples(kernel: str, like: Tensor, *tensors: Any) -> None:
+    """Start a kernel whose programs take all parents of some samples, with the numbers that each has in `like`."""
+    blocks = [power_of_2(x) for x in like.shape[1:]]
+    tile = math.prod(blocks)
+    block_n = max(1, BLOCK // tile)
+    arguments = *tensors, *like.shape, language_dtype(like.dtype), block_n, *blocks
+    warps = max(1, min(8, block_n * tile // PER_WARP))
+    problem.launch(f"formulas.{kernel}", (-(-len(like) // block_n),), like.device, *arguments, warps=warps)
