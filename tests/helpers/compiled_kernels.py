@@ -21,6 +21,7 @@ from triton.runtime import driver
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors
 from torchcaps.ops.numerics import accumulator, sum_dtype
 from torchcaps.ops.triton.moments import moments, moments_backward
+from torchcaps.ops.triton.parents import fit, posterior, scaled, share_logits, unit
 from torchcaps.ops.triton.weighted_sum import weighted_sum, weighted_sum_backward
 
 # Of an A100, an RTX 3090, an L4 or RTX 4090, an H100, a B200 and an RTX 5090.
@@ -122,6 +123,28 @@ def reduce(case: Case) -> None:
         weighted_sum_backward((state,), results, *arguments, into)
 
 
+def compute_parents(case: Case) -> None:
+    """Compute what routings compute of the parents, and the gradients, of tensors without numbers."""
+    (rows, _, h), parents = POSES[case.pose], case.parents
+
+    def new(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=case.dtype, device="meta", requires_grad=True)
+
+    state, score, betas = new(3, parents, rows * h), new(3, parents), (new(parents), new(parents))
+    half = torch.empty(3, 4, 5, dtype=torch.float16, device="meta")
+    scaled(half, half, dim=1)
+    squashed, variance = scaled(state), new(*state.shape)
+    scaled(state, squashed)
+    for results in (
+        (unit(state),),
+        fit(variance, score, eps=0.1),
+        fit(variance, None, score, *betas, 0.1, floor=0.1),
+        posterior(score, state, variance),
+        (share_logits(score),),
+    ):
+        torch.autograd.backward(results, [torch.empty_like(x) for x in results])
+
+
 def launches(case: Case) -> list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]]:
     """Record what the case would start: kernel, grid, arguments and options."""
     found: list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = []
@@ -131,6 +154,7 @@ def launches(case: Case) -> list[tuple[Any, tuple[int, ...], tuple[Any, ...], di
 
     with mock.patch.object(triton.JITFunction, "__getitem__", note):
         reduce(case)
+        compute_parents(case)
     return found
 
 
@@ -150,7 +174,8 @@ def main() -> None:
     compiled, failed = set(), 0
     for case in cases(which, capability):
         for kernel, grid, arguments, options in launches(case):
-            key = kernel.__name__, str([x.dtype if isinstance(x, Tensor) else x for x in tree_leaves(arguments)])
+            numbers = tree_leaves((arguments, sorted(options.items())))
+            key = kernel.__name__, str([x.dtype if isinstance(x, Tensor) else x for x in numbers])
             if key in compiled:
                 continue
             compiled.add(key)

@@ -344,8 +344,9 @@ class LinearVotes(ComputedVotes):
             gates = None if gates is None else gates.flatten(1)[:, :, None, None]
         if self.backend == "native":  # one copy for all iterations
             poses, weight = poses.contiguous(), weight.contiguous()
-        elif self.backend == "triton":  # its kernels read weights with the parents innermost
+        elif self.backend == "triton":  # its kernels read weights and biases with the parents innermost
             poses, weight = poses.contiguous(), weight.movedim(3, -1).contiguous().movedim(-1, 3)
+            bias = None if bias is None else bias.movedim(3, -1).contiguous().movedim(-1, 3)
         return Children(poses, weight, bias, gates)
 
     @property

@@ -98,10 +98,14 @@ class Operator:
         run: the backend's function: `run(children, parents, options)` returns the results.
         run_backward: `run_backward(grads, results, children, parents, options, into)` adds to the tensors `into` and
             returns the gradients of the parents' tensors, None where there is none.
+
+    Attributes:
+        takes_none: whether `run_backward` takes None for gradients of results that are zero.
     """
 
     def __init__(self, backend: str, reduction: Reduction, run: Callable[..., Any], run_backward: Callable[..., Any]):
         self.reduction, self._run, self._run_backward = reduction, run, run_backward
+        self.takes_none = backend == "triton"  # zeros would be one more launch
         name = f"{backend}_{reduction.name}"
         parents = [f"Tensor? {x}" for x in reduction.parents._fields]
         arguments = ", ".join((CHILDREN_ARGUMENTS, *parents, OPTION_ARGUMENTS))
@@ -200,10 +204,7 @@ class Operator:
             held: tensors to which those of the children are added; where one is None, it is made if needed.
             needed: whether each child's tensor needs a gradient, and maybe more.
         """
-        if torch.is_grad_enabled():
-            raise RuntimeError("computed votes have no second derivatives (create_graph=True): use backend='reference'")
-        if any(grad is not None and is_batched(grad) for grad in grads):
-            raise RuntimeError("computed votes have no batched gradients (vectorize=True): use backend='reference'")
+        refuse_transforms(grads)
         saved = iter(ctx.saved_tensors)  # read once: activation checkpointing gives each tensor once
         results = tuple(islice(saved, self.reduction.kept))
         children, parents, options = Children(*islice(saved, 4)), tuple(saved), ctx.options
@@ -213,11 +214,13 @@ class Operator:
             accumulator(x) if grad is None and x is not None and wanted else grad
             for grad, x, wanted in zip(held, children, needed, strict=False)
         ]
-        full_grads = [
-            torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
+        left_out = _can_be_left_out(*grads, *children, *parents)
+        kept = left_out and self.takes_none
+        full_grads: Any = [
+            torch.zeros(shape, dtype=dtype, device=device) if grad is None and not kept else grad
             for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=False)
         ]
-        if _can_be_left_out(*full_grads, *children, *parents):
+        if left_out:
             parent_grads = self._differentiated(
                 tuple(full_grads), results, children, parents, options, Gradients(*into)
             )
@@ -225,6 +228,14 @@ class Operator:
             given = _as_tuple(self.backward(*full_grads, *results, *children, *parents, *options, *into))
             parent_grads = tuple(grad if x is not None else None for grad, x in zip(given, parents, strict=True))
         return *into, *parent_grads
+
+
+def refuse_transforms(grads: Sequence[Tensor | None]) -> None:
+    """Raise an error in a backward pass whose gradients shall be differentiated again, or are batched."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("computed votes have no second derivatives (create_graph=True): use backend='reference'")
+    if any(grad is not None and is_batched(grad) for grad in grads):
+        raise RuntimeError("computed votes have no batched gradients (vectorize=True): use backend='reference'")
 
 
 def _can_be_left_out(*tensors: Tensor | None) -> bool:
