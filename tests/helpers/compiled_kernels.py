@@ -128,7 +128,7 @@ def compute_parents(case: Case) -> None:
     (rows, _, h), parents = POSES[case.pose], case.parents
 
     def new(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=case.dtype, device="meta", requires_grad=True)
+        return torch.empty(shape, dtype=sum_dtype(case.types[0]), device="meta", requires_grad=True)
 
     state, score, betas = new(3, parents, rows * h), new(3, parents), (new(parents), new(parents))
     half = torch.empty(3, 4, 5, dtype=torch.float16, device="meta")
