@@ -151,6 +151,14 @@ def test_logits_that_exp_cannot_take(softmax):
     assert_same(expected, found, p.leaves, rtol=1e-8, atol=1e-8)
 
 
+def test_the_largest_logit_is_in_the_last_split():
+    """Each child is a split, and splits are joined in blocks."""
+    poses = 1000 * torch.arange(8.0, device=DEVICE).view(1, 8, 1, 1)
+    one = torch.ones(1, 1, 1, device=DEVICE)
+    votes = LinearVotes(poses, one[None], None, (1,), backend="triton")
+    assert votes.weighted_sum(Dot(one), "children").item() == 7000
+
+
 def test_votes_of_zero_point_nowhere():
     p = Problem(GEOMETRIES["per child"], device=DEVICE)
     p.poses.data.zero_()
