@@ -19,7 +19,6 @@ timed while a CUDA graph is captured.
 import argparse
 import contextlib
 import json
-import math
 import multiprocessing
 import os
 import statistics
@@ -113,7 +112,8 @@ def passes(name: str, dtype: str, smoke: bool, rates: Rates | None = None) -> It
     if layer is None:
         head = CapsuleHead(4, 2, types=2, pose=2) if smoke else CapsuleHead(64, 10)
         features = torch.randn((2, 4, 1, 1) if smoke else (64, 64, 7, 7))
-        yield PASSES[1], head_pass(*(x.to(device, getattr(torch, dtype)) for x in (head, features))), None
+        to = {"device": device, "dtype": getattr(torch, dtype)}
+        yield PASSES[1], head_pass(head.to(**to), features.to(**to)), None
         return
     case = replace(layer, smoke=TINY).build(1, None, 2 if smoke else None, smoke).to(device, getattr(torch, dtype))
     for pass_, backward in zip(PASSES, (False, True), strict=True):
@@ -191,13 +191,14 @@ def repeat(run: Callable[[], object], often: int) -> None:
 
 def best_of_each(rows: Iterable[Row]) -> Settings:
     """Return the fastest value of each setting in the longest pass, of those that were changed alone."""
-    rows = [row for row in rows if row.pass_ == PASSES[1] and row.seconds is not None]
-    now = next((row.seconds for row in rows if row.settings == AS_NOW), math.inf)
+    times = {row.settings: (row.seconds, row.changed) for row in rows if row.pass_ == PASSES[1] and row.seconds}
     best: dict[str, tuple[float, int]] = {}
-    for row in rows:
-        for setting, value in row.changed.items():
-            best[setting] = min(best.get(setting, (now, getattr(problem, setting))), (row.seconds or now, value))
-    return {setting: value for setting, (_, value) in best.items() if value != getattr(problem, setting)}
+    for seconds, changes in times.values():
+        for setting, value in changes.items():
+            fastest, _ = best.get(setting, times[AS_NOW])
+            if seconds < fastest:
+                best[setting] = seconds, value
+    return {setting: value for setting, (_, value) in best.items()}
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -1,13 +1,18 @@
-"""Compile the Triton kernels for a device that need not be there: `python compiled_kernels.py few|all CAPABILITY`.
+"""Compile the Triton kernels for a device that need not be there: `python compiled_kernels.py few|all|deep CAPABILITY`.
 
 Triton compiles for the device that its driver names. The launches of each kind of reduction, forward and backward, are
 recorded and compiled. It must be a process without Triton's interpreter. The status is 3 if the installed Triton does
-not know the capability.
+not know the capability. "deep" compiles deep poses, also some that the package gives to no kernel, and prints how many
+registers and bytes each kernel takes.
 """
 
 import itertools
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -15,6 +20,7 @@ import torch
 import triton
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -33,6 +39,8 @@ HALF = [(torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16), (torch
 # (rows, d, h) of the papers' poses, matrices and vectors, and of some that the kernels pad.
 POSES = {"4x4": (4, 4, 4), "8 -> 16": (1, 8, 16), "16 -> 16": (1, 16, 16), "6x6": (6, 6, 6), "8x8": (8, 8, 8),
          "64 -> 2": (1, 64, 2), "1 -> 1": (1, 1, 1), "3x2 -> 3x5": (3, 2, 5)}  # fmt: skip
+DEEP = {"16 -> 16": (1, 16, 16), "8x8": (8, 8, 8), "32 -> 16": (1, 32, 16), "32 -> 32": (1, 32, 32),
+        "64 -> 64": (1, 64, 64), "16x16": (16, 16, 16)}  # fmt: skip
 QUICK = ["4x4", "8 -> 16", "1 -> 1", "3x2 -> 3x5"]
 WAYS = ["dot parents", "dot leaky", "dot children", "unit parents", "unit children",
         "moments none", "moments dot", "moments gaussian"]  # fmt: skip
@@ -68,12 +76,21 @@ class Case(NamedTuple):
     layout: str
     parents: int
     types: tuple[torch.dtype, torch.dtype]
+    samples: int = 3
 
 
 def cases(which: str, capability: int) -> Iterator[Case]:
-    """Yield the cases for a capability: "all" ways and poses with the other values in turns, or a third of the ways,
-    with the poses that compile quickly, in half precision for every second capability."""
+    """Yield the cases for a capability: "deep" poses in two ways, "all" ways and poses with the other values in turns,
+    or a "few": a third of the ways, with the poses that compile quickly, in half precision for every second
+    capability."""
     number = CAPABILITIES.index(capability)
+    if which == "deep":
+        for way, (pose, parents) in itertools.product(
+            ("dot parents", "moments gaussian"),
+            (("4x4", 32), ("8 -> 16", 10), *((pose, 10) for pose in DEEP), ("64 -> 64", 128)),
+        ):
+            yield Case(way, pose, "each", parents, SINGLE, samples=64)
+        return
     if which == "all":
         types = [SINGLE, HALF[0], SINGLE, HALF[1], SINGLE, HALF[2], DOUBLE]
         for i, (way, pose) in enumerate(itertools.product(WAYS, POSES)):
@@ -88,8 +105,8 @@ def cases(which: str, capability: int) -> Iterator[Case]:
 def reduce(case: Case) -> None:
     """Compute a reduction and its gradients, with the biases, offsets and betas that it takes, of tensors without
     numbers."""
-    (rows, d, h), (groups, gated) = POSES[case.pose], LAYOUTS[case.layout]
-    samples, types, parents = 1 if case.parents == 1 else 3, 4, case.parents
+    (rows, d, h), (groups, gated) = (POSES | DEEP)[case.pose], LAYOUTS[case.layout]
+    samples, types, parents = 1 if case.parents == 1 else case.samples, 4, case.parents
     kind, _, over = case.way.partition(" ")
 
     of_poses, of_weights = case.types
@@ -158,6 +175,17 @@ def launches(case: Case) -> list[tuple[Any, tuple[int, ...], tuple[Any, ...], di
     return found
 
 
+def usage(kernel: Any) -> str:
+    """Return what a compiled kernel takes: registers and bytes of local memory of a thread, shared bytes of a block."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+    found = dict(re.findall(r"(REG|STACK):(\d+)", text))
+    return f"{found['REG']} registers, {found['STACK']} bytes of local memory, {kernel.metadata.shared} shared"
+
+
 @triton.jit
 def nothing():
     pass
@@ -180,7 +208,10 @@ def main() -> None:
                 continue
             compiled.add(key)
             try:
-                kernel.run(*arguments, grid=grid, warmup=True, **options)
+                compiled_kernel = kernel.run(*arguments, grid=grid, warmup=True, **options)
+                if which == "deep":
+                    pose = f"{case.pose}, {case.parents} parents"
+                    print(f"{case.way}, {pose}, {kernel.__name__}: {usage(compiled_kernel)}", flush=True)
             except Exception as error:  # whatever it is, the other kernels are compiled
                 failed += 1
                 print(f"{kernel.__name__} of {case}: {str(error.__cause__ or error).strip().splitlines()[-1]}")

@@ -305,7 +305,7 @@ def apply_operator(
     if not torch.is_grad_enabled():
         return operator.reduce(children, parents, options), children
     count = len(operator.reduction.results)
-    carriers = carriers or Children(*map(_carrier, children))
+    carriers = carriers or Children._make(map(_carrier, children))
     given = _EagerReduction.apply(operator, options, children, *carriers, *parents)
     handed_on = (before if after is None else after for before, after in zip(carriers, given[count:], strict=True))
     return given[:count], Children._make(handed_on)
