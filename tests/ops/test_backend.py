@@ -49,6 +49,17 @@ def test_auto_is_the_fastest_that_has_been_checked(monkeypatch, device):
     assert torch.compile(compiled, backend="eager", fullgraph=True)(torch.zeros(1)) == 1
 
 
+def test_a_loop_of_contexts_compiles_once():
+    programs = []
+    layer = torch.compile(CapsuleLinear(4, 3, 2, 2), backend=lambda program, _: programs.append(program) or program)
+    for _ in range(3):
+        with use_backend("tiled"):
+            layer(torch.ones(1, 4, 2))
+            with use_backend("tiled"):
+                layer(torch.ones(1, 4, 2))
+    assert len(programs) == 2  # within one context, and within two
+
+
 def test_an_unchecked_device_is_tiled_and_says_once_how_to_ask(monkeypatch, device):
     monkeypatch.setattr(backend, "CHECKED", {(8, 0)})
     with pytest.warns(UserWarning, match=r"use_backend\('triton'\) asks .* capability 9\.0: .*'auto' uses 'tiled'$"):
