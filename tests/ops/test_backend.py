@@ -7,7 +7,7 @@ import torch
 from problems import BACKENDS
 
 import torchcaps
-from torchcaps import CapsuleConv2d, CapsuleLinear, use_backend
+from torchcaps import CapsuleConv2d, CapsuleLinear, DynamicRouting, use_backend
 from torchcaps.ops import LinearVotes, backend
 from torchcaps.ops.backend import choose_backend
 
@@ -51,7 +51,9 @@ def test_auto_is_the_fastest_that_has_been_checked(monkeypatch, device):
 
 def test_a_loop_of_contexts_compiles_once():
     programs = []
-    layer = torch.compile(CapsuleLinear(4, 3, 2, 2), backend=lambda program, _: programs.append(program) or program)
+    layer = torch.compile(
+        CapsuleLinear(4, 3, 2, 2, DynamicRouting()), backend=lambda program, _: programs.append(program) or program
+    )
     for _ in range(3):
         with use_backend("tiled"):
             layer(torch.ones(1, 4, 2))
