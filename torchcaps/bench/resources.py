@@ -6,9 +6,10 @@ import itertools
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,9 +33,24 @@ def measure_rates(device: str, dtype: torch.dtype, clock: Callable[[], float] = 
     matrices = [torch.randn(n, n, device=device).to(kind) for kind in {torch.float32, dtype}]
     products = {str(a.dtype): partial(torch.mm, a, a) for a in matrices}
     source = torch.zeros(size // 4, device=device)
-    taken = time_side_by_side({**products, "copy": partial(torch.empty_like(source).copy_, source)}, 6, device, clock)
+    with exact_float32():
+        taken = time_side_by_side(
+            {**products, "copy": partial(torch.empty_like(source).copy_, source)}, 6, device, clock
+        )
     copy = min(taken.pop("copy"))
     return Rates(2 * n**3 / min(map(min, taken.values())), 2 * size / copy)
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Multiply and convolve in float32 on a GPU. PyTorch convolves in TF32 there, which has three digits."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def time_side_by_side(
