@@ -18,7 +18,8 @@ import torch
 from torchcaps import Capsules, CapsuleStack
 from torchcaps.bench import MEASURED, NETWORKS, Rates, Request, baselines, measure, measurement
 from torchcaps.bench.layers import LAYERS
-from torchcaps.bench.resources import graphed, in_fresh_process, time_side_by_side
+from torchcaps.bench.report import table_rows
+from torchcaps.bench.resources import count_launches, graphed, in_fresh_process, time_side_by_side
 from torchcaps.bench.ways import by_samples, prepare
 from torchcaps.cli import main
 from torchcaps.routing import Routing
@@ -216,6 +217,22 @@ def test_ways_take_turns():
     taken = time_side_by_side(runs, 2)
     assert order == list("abcabc")
     assert all(len(seconds) == 2 and min(seconds) >= 0 for seconds in taken.values())
+
+
+def test_launches_are_counted():
+    names = ["cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch", "aten::add", "cudaMemcpyAsync", "add_kernel"]
+    assert count_launches(names) == 3
+
+
+def test_a_table_on_a_gpu():
+    """It has milliseconds, launches and times the bound."""
+    row = measurement.Row("x", 1, 5, 3, 2, "triton", "forward", 1e-3, 4e-3, [4e-3], 0.5, 7, 1000, 0.5)
+    base = replace(row, way="baseline", seconds=8e-3, launches=1, ratio=1, bytes_ratio=1)
+    backward = [replace(x, pass_="forward+backward", seconds=None, launches=None, bytes=None) for x in (base, row)]
+    lines = table_rows([base, backward[0], row, backward[1]], on_cuda=True)
+    assert lines[1][3:7] == ("triton", "4 ms 2x (7 launches)", "1 kB (2x)", "4")
+    assert lines[0][4] == "8 ms 1x (1 launch)"
+    assert lines[2][3:5] == ("bound", "1 ms 8x")
 
 
 def test_a_graph_keeps_the_tensors_it_reads(monkeypatch):

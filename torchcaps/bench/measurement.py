@@ -17,6 +17,7 @@ from torchcaps.bench.resources import (
     exact_float32,
     graphed,
     in_fresh_process,
+    launches,
     peak_allocated,
     peak_resident,
     show_bytes,
@@ -79,6 +80,7 @@ class Row:
         seconds: median time.
         rounds: time in each round.
         ratio: seconds / the baseline's.
+        launches: number of kernels and graphs that the host launches on a CUDA device, if it is known.
         bytes: peak memory.
         bytes_ratio: bytes / the baseline's.
         errors: error of each result, relative to float64.
@@ -96,6 +98,7 @@ class Row:
     seconds: float | None = None
     rounds: list[float] = field(default_factory=list)
     ratio: float | None = None
+    launches: int | None = None
     bytes: int | None = None
     bytes_ratio: float | None = None
     errors: dict[str, float] = field(default_factory=dict)
@@ -180,8 +183,10 @@ def measure(
             for row in of_way:
                 row.bytes, row.note = None, _reason(error)
             continue
-        for name, run in timed.items():
-            runs[name][way] = run
+        for row in of_way:
+            runs[row.pass_][way] = timed[row.pass_]
+            if request.device == "cuda":
+                row.launches = launches(timed[row.pass_])
     for name in PASSES:
         progress(f"{title}: {name}: time")
         taken = time_side_by_side(runs[name], rounds, request.device)

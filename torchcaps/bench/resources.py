@@ -6,7 +6,7 @@ import itertools
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -103,6 +103,19 @@ def graphed(run: Callable[[], object]) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         run()
     return replay
+
+
+def launches(run: Callable[[], object]) -> int | None:
+    """Return how many kernels and graphs the host launches on a CUDA device in a run; None if no profiler can tell."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        run()
+        torch.cuda.synchronize()
+    return count_launches(event.name() for event in profiled.profiler.kineto_results.events()) or None
+
+
+def count_launches(names: Iterable[str]) -> int:
+    """Count calls of CUDA that launch a kernel, such as cudaLaunchKernel and cuLaunchKernelEx, or a graph."""
+    return sum(name.startswith(("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cuGraphLaunch")) for name in names)
 
 
 def peak_allocated(run: Callable[[], object], device: str = "cpu") -> int:
