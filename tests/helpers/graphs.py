@@ -31,7 +31,9 @@ def assert_compiles_for_a_gpu(module: nn.Module, x: Tensor) -> None:
 
     def keep(program: fx.GraphModule, _: object) -> object:
         graphs.append(program.graph)
-        return make_boxed_func(program.forward)
+        (results,) = program.graph.output_node().args
+        # Not run: some of PyTorch's operators have other strides on the device meta.
+        return make_boxed_func(lambda *args: [_empty_like(result) for result in results])
 
     module = copy.deepcopy(module).to("meta").train()
     for part in module.modules():
@@ -51,3 +53,10 @@ def assert_compiles_for_a_gpu(module: nn.Module, x: Tensor) -> None:
         for node in graph.nodes:
             for value in tree_leaves(node.meta.get("val")):
                 assert not isinstance(value, Tensor) or value.is_meta, f"{node.format_node()} is on the host"
+
+
+def _empty_like(result: fx.Node | None) -> Tensor | None:
+    if result is None:
+        return None
+    value = result.meta["val"]
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
