@@ -3,11 +3,12 @@
     python benchmarks/device.py --seconds 540        # again, with the same folder: goes on with what is open
     python benchmarks/device.py --smoke              # every stage in tiny form on a CPU, to try this script itself
 
-Run it in a clone, with pytest and the package's extra "train" installed. The stages come in order of their value. Each
-has a limit in seconds and starts only if a sensible part of it is left of `--seconds`; one that takes longer is
-stopped. The folder `--out` has a log of each stage, its numbers (bench/bench.json, graphs/bench.json, steps/steps.json,
-runs/results.csv), device.json, which says what is done for which code on which device, and table.txt, the same as a
-table. All of them are whole whenever the script is cut. `--stages kernels bench` runs some stages alone.
+Run it in a clone, with pytest and the package's extra "train" installed. The stages come in order of their value: the
+check that "auto" asks for and tests of the kernels, launches and times of layers, those of whole networks, trainings.
+Each has a limit in seconds and starts only if a sensible part of it is left of `--seconds`; one that takes longer is
+stopped. The folder `--out` has a log of each stage, its numbers (bench.json in a folder of the stage's name,
+steps/steps.json, runs/results.csv), device.json, which says what is done for which code on which device, and table.txt,
+the same as a table. All of them are whole whenever the script is cut. `--stages kernels bench` runs some stages alone.
 
 All combinations of the kernels' options are in `pytest tests/ops/test_kernels.py -m
 slow`, which spends minutes in the compiler.
@@ -37,7 +38,8 @@ os.environ.pop("TRITON_INTERPRET", None)  # the package reads it when it is impo
 
 import torch  # noqa: E402
 
-from torchcaps.bench import MEASURED  # noqa: E402
+from torchcaps.bench import NETWORKS  # noqa: E402
+from torchcaps.bench.layers import LAYERS  # noqa: E402
 from torchcaps.ops import backend  # noqa: E402
 from torchcaps.utils.checks import counted, one_line  # noqa: E402
 from torchcaps.utils.files import read_json, write_text_whole  # noqa: E402
@@ -102,11 +104,17 @@ def all_stages(out: Path, smoke: bool, rows: Rows, check_hashes: str) -> list[St
     if importlib.util.find_spec("xdist") and not smoke:
         tests += ["-n", "8"]  # most time goes to the compiler
     torchcaps = [sys.executable, "-m", "torchcaps"]
-    ways = ["tiled"] if smoke else ["tiled", "triton"]
-    layers = ["heinsen"] if smoke else [*MEASURED]
-    size = ["--smoke", "--rounds", "1"] if smoke else ["--rounds", "9"]
-    bench = [*torchcaps, "bench", "--device", "cpu" if smoke else "cuda", *size, "--layer", *layers]
-    replayed = [] if smoke else ["--graphs"]  # a CPU has no graphs
+    layers, networks = (["heinsen"], ["capsnet"]) if smoke else ([*LAYERS], [*NETWORKS])
+    triton, compiled, graphed = ("tiled", "compiled", "tiled") if smoke else ("triton", "compiled", "compiled-graphs")
+    replayed = () if smoke else ("--graphs",)  # a CPU has no graphs
+    bfloat16 = ("--dtype", "bfloat16")
+
+    def bench(name: str, limit: float, measured: Sequence[str], ways: Sequence[str], *options: str) -> Stage:
+        size = ["--smoke", "--rounds", "1"] if smoke else ["--rounds", "9"]
+        command = [*torchcaps, "bench", "--device", "cpu" if smoke else "cuda", *size, "--layer", *measured]
+        command += ["--way", *dict.fromkeys(ways), *options, "--out", str(out / name)]
+        return Stage(name, command, limit, partial(not_measured, out / name, measured, ways))
+
     runs = out / "runs"
     queue = [*torchcaps, "reproduce", *rows.ready, "--runs", str(runs), "--check_hashes", check_hashes]
     copies = min(SIDE_BY_SIDE, rows.runs, os.cpu_count() or 1)
@@ -117,6 +125,13 @@ def all_stages(out: Path, smoke: bool, rows: Rows, check_hashes: str) -> list[St
         return ["-k", expression] if expression else []
 
     return [
+        # What "auto" asks for at the first use of a device.
+        Stage(
+            "check",
+            [sys.executable, "-c", "from torchcaps.ops import backends; print(backends()['triton'])"],
+            120,
+            lambda last: None if smoke or last == "None" else "the kernels are not trusted",
+        ),
         Stage(
             "kernels", [*tests, "tests/ops/test_kernels.py", *tiny("dilated and dot and children")], 180, tests_passed
         ),
@@ -132,6 +147,15 @@ def all_stages(out: Path, smoke: bool, rows: Rows, check_hashes: str) -> list[St
             90,
             tests_passed,
         ),
+        bench("bench", 180, layers, ("reference", triton)),
+        bench("graphs", 120, layers, (triton,), *replayed),
+        bench("compiled", 240, layers, (compiled, graphed)),
+        bench("bench-bfloat16", 120, layers, (triton,), *bfloat16),
+        bench("graphs-bfloat16", 120, layers, (triton,), *bfloat16, *replayed),
+        bench("compiled-bfloat16", 180, layers, (graphed,), *bfloat16),
+        bench("networks", 240, networks, (triton,)),
+        bench("networks-graphs", 240, networks, (triton,), *replayed),
+        bench("networks-compiled", 480, networks, (graphed,)),
         Stage(
             "resident",
             [*tests, "tests/training/test_resident.py", *tiny("a_graph_takes_the_same_steps and not cuda", "on_cuda")],
@@ -146,18 +170,6 @@ def all_stages(out: Path, smoke: bool, rows: Rows, check_hashes: str) -> list[St
             ],
             120,
             lambda last: None,
-        ),
-        Stage(
-            "bench",
-            [*bench, "--way", *ways, "--out", str(out / "bench")],
-            180,
-            partial(not_measured, out / "bench", layers, ways[-1]),
-        ),
-        Stage(
-            "graphs",
-            [*bench, "--way", ways[-1], *replayed, "--out", str(out / "graphs")],
-            180,
-            partial(not_measured, out / "graphs", layers, ways[-1]),
         ),
         Stage(
             "training",
@@ -176,12 +188,12 @@ def tests_passed(last: str) -> str | None:
     return None if " passed" in last and "skipped" not in last else "not all tests ran"
 
 
-def not_measured(folder: Path, layers: Sequence[str], way: str, last: str) -> str | None:
-    """Return which layers have no numbers of a way in the bench.json of a folder, and why."""
+def not_measured(folder: Path, layers: Sequence[str], ways: Sequence[str], last: str) -> str | None:
+    """Return which layers or networks have no numbers of a way in the bench.json of a folder, and why."""
     file = folder / "bench.json"
     rows = read_json(file, dict)["rows"] if file.exists() else []
-    ours = [row for row in rows if row["way"] == way]
-    wrong = [f"{row['layer']}: {row['note']}" for row in ours if row["seconds"] is None]
+    ours = [row for row in rows if row["way"] in ways]
+    wrong = [f"{row['layer']}, {row['way']}: {row['note']}" for row in ours if row["seconds"] is None]
     wrong += [f"{layer}: not measured" for layer in layers if layer not in {row["layer"] for row in ours}]
     return "; ".join(dict.fromkeys(wrong)) or None
 
@@ -282,10 +294,10 @@ class Report:
 
     def table(self) -> str:
         """Return a line for each stage, and one for the rows whose data is missing."""
-        lines = [f"{'stage':<10} {'status':<7} {'seconds':>7}  the last line of its log"]
+        lines = [f"{'stage':<17} {'status':<7} {'seconds':>7}  the last line of its log"]
         for name in self.names:
             record = self[name]
-            lines.append(f"{name:<10} {record.status:<7} {record.seconds or '':>7}  {record.detail}".rstrip())
+            lines.append(f"{name:<17} {record.status:<7} {record.seconds or '':>7}  {record.detail}".rstrip())
         if self.missing:
             lines.append(f"open: data missing: {counted(len(self.missing), 'row')}: {', '.join(self.missing)}")
         return "\n".join([*lines, ""])

@@ -18,6 +18,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from graphs import assert_compiles_for_a_gpu, needs_interpreter
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import replicate
@@ -225,6 +226,17 @@ def test_compiled_whole(name):
     torch._dynamo.reset()
     outs = torch.compile(module, fullgraph=True, backend="aot_eager")(x.requires_grad_()), module(x)
     assert_close(*([*tensors(out), torch.autograd.grad(loss_of(out), x)[0]] for out in outs))
+
+
+QUICK_FOR_A_GPU = ("conv1d", "conv2d", "pool", "padded pool", "primary", "block", "head", "regressor", "stack")
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    "name", [x if x in QUICK_FOR_A_GPU else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
+)
+def test_compiled_whole_for_a_gpu(name):
+    assert_compiles_for_a_gpu(*make(name, torch.float32))
 
 
 # ---------------------------------------------------------------- torch.jit.trace

@@ -1,20 +1,25 @@
 """`torchcaps bench` gives numbers to ways that are right, and says why others have none."""
 
+import copy
 import json
 import os
 import re
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from torchcaps import Capsules, CapsuleStack
 from torchcaps.bench import MEASURED, NETWORKS, Rates, Request, baselines, measure, measurement
 from torchcaps.bench.layers import LAYERS
-from torchcaps.bench.resources import graphed, in_fresh_process, time_side_by_side
+from torchcaps.bench.report import table_rows
+from torchcaps.bench.resources import count_launches, graphed, in_fresh_process, time_side_by_side
 from torchcaps.bench.ways import by_samples, prepare
 from torchcaps.cli import main
 from torchcaps.routing import Routing
@@ -34,13 +39,17 @@ def measured(layer: str, *ways: str, factor: int = 1) -> list[measurement.Row]:
     return measure(Request(layer, factor, smoke=True), ("baseline", *ways), 2, RATES, lambda text: None)
 
 
-def fewer_iterations(monkeypatch, of_way: str, in_passes: tuple[bool, ...] = (False, True)) -> None:
+def one_iteration_less(monkeypatch, of_way: str, in_any_precision: bool = False) -> None:
+    """Break a way; in a network without iterations, its last weights differ."""
+
     def broken(way, case, backward):
-        if way == of_way and is_float32(case) and backward in in_passes:
-            case = case.to("cpu", torch.float32)
-            for module in case.module.modules():
-                if isinstance(module, Routing):
-                    module.iterations -= 1
+        if way == of_way and (in_any_precision or is_float32(case)):
+            case = replace(case, module=copy.deepcopy(case.module))
+            routings = [module for module in case.module.modules() if isinstance(module, Routing)]
+            for routing in routings:
+                routing.iterations -= 1
+            if not routings:
+                list(case.module.parameters())[-1].data *= 1.1
         return prepare(way, case, backward)
 
     monkeypatch.setattr(measurement, "prepare", broken)
@@ -53,13 +62,17 @@ def is_float32(case) -> bool:
 @pytest.mark.parametrize("iterations", [None, 1, 4])
 @pytest.mark.parametrize("layer", MEASURED)
 def test_baseline_and_layer_agree_in_float64(layer, iterations):
+    if iterations and MEASURED[layer].iterations is None:
+        with pytest.raises(ValueError, match="no iterations: leave out"):
+            Request(layer, iterations=iterations, smoke=True).build()
+        return
     case = Request(layer, iterations=iterations, smoke=True).build().to("cpu", torch.float64)
-    assert case.iterations == (iterations or MEASURED[layer].iterations)
+    assert case.iterations == (iterations or MEASURED[layer].iterations or 1)
     expected, reference = prepare("baseline", case, True)(), prepare("reference", case, True)()
     inputs = ["images"] if layer in NETWORKS else ["poses", "scores"] if LAYERS[layer].scores else ["poses"]
     assert inputs == [name for name in case.inputs if name != "labels"]
     names = [name for name, p in case.module.named_parameters() if p.requires_grad]
-    results = ["scores"] if layer in NETWORKS else inputs
+    results = inputs if layer in LAYERS else ["scores", "reconstruction"] if layer == "capsnet" else ["scores"]
     names += [] if layer in NETWORKS else inputs
     assert expected.keys() == {*results, *(f"gradient of {name}" for name in names)}
     for found in (reference, by_samples(case), prepare("tiled", case, True)()):
@@ -73,6 +86,22 @@ def test_baseline_and_layer_agree_in_float64(layer, iterations):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
+def test_the_baseline_of_a_network_is_not_ours(network):
+    """All modules of the authors' classes run their way, and ours again afterwards."""
+    case = Request(network, smoke=True).build()
+    ran = []
+
+    def counted(run):
+        return lambda part, *args, **options: (ran.append(part), run(part, *args, **options))[1]
+
+    authors = {cls: counted(run) for cls, run in case.network.authors.items()}
+    prepare("baseline", replace(case, network=replace(case.network, authors=authors)), False)()
+    parts = [part for part in case.module.modules() if isinstance(part, tuple(authors))]
+    assert len(ran) == len(parts) > 0
+    assert not any("forward" in vars(part) for part in ran)
+
+
+@pytest.mark.parametrize("network", ["tsai-resnet", "tsai-simple"])
 def test_what_a_network_leaves_out_has_no_gradient(network):
     """In float64, parameters that a network leaves out do not change the loss."""
     for iterations in (1, 2):
@@ -81,6 +110,17 @@ def test_what_a_network_leaves_out_has_no_gradient(network):
         assert len(frozen) == (2 if iterations == 1 else 1)
         found = prepare("reference", case, True)()
         assert all(found[f"gradient of {name}"].abs().max() < 1e-15 for name in frozen)
+
+
+def test_the_loss_of_capsnet_by_hand():
+    """The margin loss of the mean image, and 0.0005 of the squared error of its pixels."""
+    case = Request("capsnet", smoke=True).build().to("cpu", torch.float64)
+    scores, reconstruction = (x.requires_grad_() for x in case.compute(case.module, case.inputs, False))
+    of_scores, of_reconstruction = case.gradients((scores, reconstruction), [scores, reconstruction])
+    label = case.inputs["labels"][0]
+    expected = -2 * (0.9 - scores[0, label]).clamp(min=0) / 3
+    torch.testing.assert_close(of_scores[0, label], expected)
+    torch.testing.assert_close(of_reconstruction, 0.001 * (reconstruction - case.inputs["images"]) / 3)
 
 
 def test_a_training_step():
@@ -130,14 +170,45 @@ def test_work_of_a_network_counted_by_hand():
     products = [2 * places * children * parents * 16 * 4 for places, children, parents in ((49, 18, 2), (25, 18, 2))]
     linear = 50 * 10 * 16
     capsules = sum(products) + 2 * linear * 4 + 2 * linear * 4 + 2 * linear + 2 * linear
-    assert case.work(False).flops == 3 * (convolution + primary + capsules)
-    # Backward, the first convolution needs no gradient of the images.
-    assert case.work(True).flops == 3 * (2 * convolution + 3 * primary + 3 * capsules)
+    classifier = 2 * 10 * 16
+    assert case.work(False).flops == 3 * (convolution + primary + capsules + classifier)
+    # Backward, the first convolution needs no gradient of the images, and the classifier none of its bias.
+    assert case.work(True).flops == 3 * (2 * convolution + 3 * (primary + capsules + classifier))
     parameters = sum(p.numel() for p in case.module.parameters())
     assert case.work(False).bytes == 4 * (3 * 3 * 32 * 32 + parameters)
     votes = 4 * 3 * 16 * (49 * 18 * 2 + 25 * 18 * 2 + 50 * 10)
     assert case.bytes_needed(baseline=True) == 2.5 * 2 * votes
     assert case.bytes_needed(baseline=False) == 2.5 * (votes + 4 * 3 * 16 * 50 * 10)
+
+
+@pytest.mark.parametrize(
+    ("network", "children"),
+    [
+        ("capsnet", 1152),
+        ("tsai-resnet", 32 * 16 * 16),
+        ("smallnorb", 5184),
+        ("encapnet", 32 * 32 * 32),
+        ("resnet-pool", 4 * 8 * 8),
+        ("vit-head", 16 * 14 * 14),
+    ],
+)
+def test_the_papers_networks(network, children):
+    case = Request(network, batch=2).build()
+    assert case.children == children
+    votes = {"capsnet": 1152 * 10 * 16, "smallnorb": (5184 * 64 + 64 * 5) * 16, "vit-head": 3136 * 10 * 16}
+    if network in votes:
+        times = 9 if network == "smallnorb" else 2.5
+        assert case.bytes_needed(baseline=True) == times * 3 * 2 * 4 * votes[network]
+
+
+def test_float32_is_exact_on_a_gpu(monkeypatch):
+    """It is neither left on for others nor off while something is measured."""
+    cudnn = torch.backends.cudnn
+    seen = []
+    monkeypatch.setattr(measurement, "_truth", lambda *arguments: seen.append(cudnn.allow_tf32) or ([], {}, {}))
+    before = cudnn.allow_tf32
+    measure(Request("heinsen", smoke=True), (), 1, RATES, lambda text: None)
+    assert (seen, cudnn.allow_tf32) == ([False], before)
 
 
 def test_ways_take_turns():
@@ -146,6 +217,22 @@ def test_ways_take_turns():
     taken = time_side_by_side(runs, 2)
     assert order == list("abcabc")
     assert all(len(seconds) == 2 and min(seconds) >= 0 for seconds in taken.values())
+
+
+def test_launches_are_counted():
+    names = ["cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch", "aten::add", "cudaMemcpyAsync", "add_kernel"]
+    assert count_launches(names) == 3
+
+
+def test_a_table_on_a_gpu():
+    """It has milliseconds, launches and times the bound."""
+    row = measurement.Row("x", 1, 5, 3, 2, "triton", "forward", 1e-3, 4e-3, [4e-3], 0.5, 7, 1000, 0.5)
+    base = replace(row, way="baseline", seconds=8e-3, launches=1, ratio=1, bytes_ratio=1)
+    backward = [replace(x, pass_="forward+backward", seconds=None, launches=None, bytes=None) for x in (base, row)]
+    lines = table_rows([base, backward[0], row, backward[1]], on_cuda=True)
+    assert lines[1][3:7] == ("triton", "4 ms 2x (7 launches)", "1 kB (2x)", "4")
+    assert lines[0][4] == "8 ms 1x (1 launch)"
+    assert lines[2][3:5] == ("bound", "1 ms 8x")
 
 
 def test_a_graph_keeps_the_tensors_it_reads(monkeypatch):
@@ -208,7 +295,7 @@ def test_a_process_that_dies_or_fails():
 @pytest.mark.usefixtures("_no_subprocess")
 @pytest.mark.parametrize("layer", MEASURED)
 def test_a_wrong_implementation_gets_no_numbers(layer, monkeypatch):
-    fewer_iterations(monkeypatch, "tiled")
+    one_iteration_less(monkeypatch, "tiled")
     rows = {(row.way, row.pass_): row for row in measured(layer, "tiled", "reference")}
     for way in ("baseline", "reference"):
         assert all(rows[way, name].ratio and rows[way, name].note is None for name in measurement.PASSES)
@@ -226,9 +313,9 @@ def test_a_wrong_implementation_gets_no_numbers(layer, monkeypatch):
 
 
 @pytest.mark.usefixtures("_no_subprocess")
-@pytest.mark.parametrize("layer", ["digit-capsules", "tsai-resnet"])
+@pytest.mark.parametrize("layer", ["digit-capsules", "tsai-resnet", "encapnet", "resnet-pool"])
 def test_a_wrong_baseline_leaves_no_ratios(layer, monkeypatch):
-    fewer_iterations(monkeypatch, "baseline")
+    one_iteration_less(monkeypatch, "baseline")
     rows = measured(layer, "tiled")
     assert all("values disagree" in row.note for row in rows if row.way == "baseline")
     assert all(row.seconds and row.ratio is None and row.bytes_ratio is None for row in rows if row.way == "tiled")
@@ -238,18 +325,14 @@ def test_a_wrong_baseline_leaves_no_ratios(layer, monkeypatch):
 def test_a_baseline_that_routes_layer_by_layer_is_found_out(monkeypatch):
     """A sequential baseline differs from a concurrent one in the children of one layer of three, in the second pass."""
 
-    def sequential(network, images):
-        children, layers = network.primary_capsules(images).poses, network.capsules.layers
-        for layer in layers:
-            (children,) = baselines.inverted_attention_conv(layer, children, None)
-        return (network.classifier(children.flatten(2)).squeeze(-1),)
+    def sequential(stack, children, **options):
+        poses = children.poses
+        for layer in stack.layers:
+            (poses,) = baselines.inverted_attention_conv(layer, poses, None)
+        return Capsules(poses)
 
-    compute = type(Request("tsai-simple", smoke=True).build()).compute
-
-    def broken(case, module, inputs, baseline):
-        return sequential(module, inputs["images"]) if baseline else compute(case, module, inputs, baseline)
-
-    monkeypatch.setattr("torchcaps.bench.networks.NetworkCase.compute", broken)
+    wrong = replace(NETWORKS["tsai-simple"], authors={CapsuleStack: sequential})
+    monkeypatch.setitem(MEASURED, "tsai-simple", wrong)
     rows = measured("tsai-simple", "tiled")
     assert [bool(row.note and row.note.startswith("values disagree")) for row in rows] == [True, True, False, False]
 
@@ -273,11 +356,27 @@ def test_what_does_not_fit_is_not_run(monkeypatch):
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
 )  # Dynamo reads .grad
-@pytest.mark.parametrize("layer", ["heinsen", "tsai-resnet"])
-def test_the_compiled_reference(layer):
-    rows = measured(layer, "compiled-reference")
-    assert [row.note for row in rows] == [None] * len(rows)
+@pytest.mark.parametrize("layer", ["heinsen", "resnet-pool"])
+def test_compiled_ways(layer):
+    rows = measured(layer, "compiled-reference", "compiled")
+    notes = [None, None] + 4 * ["values checked in float64" if layer in NETWORKS else None]
+    assert [row.note for row in rows] == notes
     assert all(row.seconds for row in rows)
+
+
+@pytest.mark.usefixtures("_no_subprocess")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("layer", ["heinsen", "capsnet"])
+def test_compiled_ways_without_a_compiler(layer, monkeypatch):
+    """The whole network is one graph, whose values in float64 are right; a wrong one has no number."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    *_, forward, backward = measured(layer, "compiled")
+    assert forward.note == backward.note == (None if layer in LAYERS else "values checked in float64")
+    assert forward.seconds
+    assert backward.seconds
+    one_iteration_less(monkeypatch, "compiled", in_any_precision=True)
+    *_, wrong = measured(layer, "compiled")
+    assert wrong.note.startswith("values disagree")
 
 
 @pytest.mark.slow
@@ -323,6 +422,8 @@ def test_command_line_end_to_end(tmp_path, capfd, monkeypatch):
         (["--graphs", "--device", "cpu"], "--graphs needs a CUDA device.*leave it out"),
         (["--children", "1", "0"], r"--children: .* 0\b"),
         (["--layer", "tsai-resnet", "--children", "2"], "--children .*tsai-resnet"),
+        (["--layer", "encapnet", "--iterations", "2"], "--iterations .*encapnet has none: leave one out"),
+        (["--way", "compiled-graphs", "--device", "cpu"], "--way compiled-graphs .*--device cpu"),
     ],
 )
 def test_bad_input(arguments, message, capfd, monkeypatch):

@@ -15,7 +15,8 @@ import torch
 from noise import write_idx_files
 
 from torchcaps import cli
-from torchcaps.bench import MEASURED
+from torchcaps.bench import NETWORKS, WAYS
+from torchcaps.bench.layers import LAYERS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "benchmarks" / "device.py"
@@ -145,8 +146,8 @@ def test_a_stage_starts_if_a_sensible_part_of_its_limit_is_left(script, stages, 
     assert script.main(["--out", str(tmp_path), "--seconds", "100"]) == 1
     printed = capsys.readouterr().out
     assert "kernels: not started" in printed
-    assert "\nkernels    open" in printed
-    assert "\nlayers     done" in printed
+    assert f"\n{'kernels':<17} open" in printed
+    assert f"\n{'layers':<17} done" in printed
 
 
 @pytest.mark.parametrize("change", ["code", "machine"])
@@ -157,8 +158,8 @@ def test_what_was_done_for_other_code_or_on_another_machine_is_open(script, stag
     assert status == 0
     assert [name for name, record in records.items() if record[change] == "another"] == ["layers"]
     table = (tmp_path / "table.txt").read_text()
-    assert "\nkernels    open" in table
-    assert "\nlayers     done" in table
+    assert f"\n{'kernels':<17} open" in table
+    assert f"\n{'layers':<17} done" in table
 
 
 def test_several_processes_side_by_side(script, stages, tmp_path):
@@ -232,24 +233,35 @@ def test_wrong_seconds(script, seconds, capsys):
 
 def test_rows_of_the_benchmark_that_have_no_numbers(script, tmp_path):
     row = {"way": "triton", "layer": "x", "seconds": None, "note": "wrong"}
-    (tmp_path / "bench.json").write_text(json.dumps({"rows": [row]}))
-    assert script.not_measured(tmp_path, ["x", "y"], "triton", "") == "x: wrong; y: not measured"
-    assert script.not_measured(tmp_path / "missing", ["y"], "triton", "") == "y: not measured"
+    rows = [row, {**row, "way": "tiled"}, {**row, "way": "compiled", "seconds": 1.0}]
+    (tmp_path / "bench.json").write_text(json.dumps({"rows": rows}))
+    ways = ["triton", "compiled"]
+    assert script.not_measured(tmp_path, ["x", "y"], ways, "") == "x, triton: wrong; y: not measured"
+    assert script.not_measured(tmp_path / "missing", ["y"], ways, "") == "y: not measured"
 
 
 @pytest.mark.parametrize("smoke", [False, True])
 def test_the_commands(script, tmp_path, smoke):
     """The tests are there, and `torchcaps` takes the arguments."""
     rows = script.Rows(["zhao2019/table1/fashion-mnist-max"], 1, [])
-    for each in script.all_stages(tmp_path, smoke, rows, "false"):
-        if each.command[2] == "torchcaps":
+    stages = script.all_stages(tmp_path, smoke, rows, "false")
+    assert len({each.name for each in stages}) == len(stages)
+    for each in stages:
+        if each.command[1] == "-c":
+            compile(each.command[2], each.name, "exec")
+        elif each.command[2] == "torchcaps":
             options = cli.parser().parse_args(each.command[3:])
             if each.name == "training":
                 assert options.rows == rows.ready
             else:
                 assert options.device == ("cpu" if smoke else "cuda")
-                assert options.graphs == (each.name == "graphs" and not smoke)
-                assert set(options.layer) <= set(MEASURED)
+                assert options.graphs == ("graphs" in each.name and not smoke)
+                assert options.dtype == ("bfloat16" if "bfloat16" in each.name else "float32")
+                assert options.out == tmp_path / each.name
+                assert set(options.layer) <= set(NETWORKS if "networks" in each.name else LAYERS)
+                assert set(options.way) <= set(WAYS)
+                # What is captured by PyTorch cannot be captured again.
+                assert not (options.graphs and "compiled-graphs" in options.way)
         else:
             (file,) = [argument for argument in each.command if argument.startswith(("tests/", "benchmarks/"))]
             assert (ROOT / file).is_file()

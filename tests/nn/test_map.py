@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from graphs import assert_compiles_for_a_gpu, needs_interpreter
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -23,6 +24,7 @@ from torchcaps import (
     SlotAttention,
     VBRouting,
     VectorNormRouting,
+    create_model,
     use_backend,
 )
 from torchcaps.nn import map as map_module
@@ -257,6 +259,20 @@ def test_compiled_and_traced_code_stores_the_votes(rows, backend):
     assert_close(exported(x).poses, expected)
     each = torch.func.vmap(lambda child: layer(child.unsqueeze(0)).poses[0])(torch.cat([x, 2 * x]))
     assert_close(each[:1], expected)
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (lambda: CapsuleMap(2, 3, 4, 4, 3, EMRouting(), padding=1), (2, 2, 5, 5, 4)),
+        (lambda: CapsuleMap(2, 3, 4, 4, 4, SEGCAPS, stride=2, padding=1, transposed=True), (2, 2, 5, 5, 4)),
+        pytest.param(lambda: create_model("segcaps"), (1, 1, 32, 32), marks=pytest.mark.slow),
+    ],
+    ids=["map", "transposed", "segcaps"],
+)
+def test_compiled_for_a_gpu(module, shape):
+    assert_compiles_for_a_gpu(module(), torch.randn(shape))
 
 
 def test_second_derivatives_and_batched_gradients_are_refused_in_one_line(rows):

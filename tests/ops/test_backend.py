@@ -8,7 +8,7 @@ import torch
 from problems import BACKENDS
 
 import torchcaps
-from torchcaps import CapsuleConv2d, CapsuleLinear, use_backend
+from torchcaps import CapsuleConv2d, CapsuleLinear, DynamicRouting, use_backend
 from torchcaps.ops import LinearVotes, backend, computed
 from torchcaps.ops.backend import choose_backend
 
@@ -49,6 +49,19 @@ def test_auto_is_the_fastest_that_has_been_checked(monkeypatch, device):
         return x + (1 if choose_backend("auto", CUDA) == "triton" else 2)
 
     assert torch.compile(compiled, backend="eager", fullgraph=True)(torch.zeros(1)) == 1
+
+
+def test_a_loop_of_contexts_compiles_once():
+    programs = []
+    layer = torch.compile(
+        CapsuleLinear(4, 3, 2, 2, DynamicRouting()), backend=lambda program, _: programs.append(program) or program
+    )
+    for _ in range(3):
+        with use_backend("tiled"):
+            layer(torch.ones(1, 4, 2))
+            with use_backend("tiled"):
+                layer(torch.ones(1, 4, 2))
+    assert len(programs) == 2  # within one context, and within two
 
 
 def test_a_device_that_fails_its_check_stores_few_votes_and_says_so_once(monkeypatch, device):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from algorithms import ALGORITHMS, expected_of, loss_of, make, randomize
+from graphs import assert_compiles_for_a_gpu, needs_interpreter
 from problems import BACKENDS
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
@@ -249,6 +250,13 @@ def test_compile_without_a_graph_break(name):
         results.append([*flat(out), *torch.autograd.grad(loss_of(flat(out)), x)])
     for expected, actual in zip(*results, strict=True):
         close(actual, expected)
+
+
+@needs_interpreter
+@names
+def test_compile_for_a_gpu(name):
+    layer, x = next(layers(name))
+    assert_compiles_for_a_gpu(layer, x)
 
 
 @pytest.mark.slow

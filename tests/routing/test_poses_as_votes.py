@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from algorithms import randomize
+from graphs import assert_compiles_for_a_gpu, needs_interpreter
 from problems import BACKENDS
 from torch import Tensor, nn
 from torch.autograd import gradcheck
@@ -164,6 +165,12 @@ def test_compile_and_export(name):
         assert_close(actual, expected)
     program = torch.export.export(layer, (poses.detach(),))
     assert_close(program.module()(poses.detach()).poses, results[0][0])
+
+
+@needs_interpreter
+@names
+def test_compile_for_a_gpu(name):
+    assert_compiles_for_a_gpu(layer_of(name), torch.randn(2, 6, 4))
 
 
 @names

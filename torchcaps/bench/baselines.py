@@ -1,8 +1,8 @@
 """Baselines: the papers' layers as most published code writes them, with the votes in memory.
 
 Each function takes one of our layers, for its parameters, and children. It returns the parents' poses and, if the
-algorithm has them, scores. The ratios of `torchcaps bench` refer to the baselines. To read the algorithms, see the
-modules of `torchcaps.routing` instead.
+algorithm has them, scores; a function of a layer without votes takes and returns what the layer does. The ratios of
+`torchcaps bench` refer to the baselines. To read the algorithms, see the modules of `torchcaps.routing` instead.
 """
 
 import math
@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps.capsules import Capsules
+from torchcaps.models.li2018.encapsulated import as_map, as_poses
 from torchcaps.nn import CapsuleConv2d
 
 
@@ -24,21 +26,20 @@ def inverted_attention_conv(layer: Any, poses: Tensor, scores: None) -> tuple[Te
     return (parents,)
 
 
-def inverted_attention_network(network: Any, images: Tensor) -> tuple[Tensor, ...]:
-    """BASELINE: a network of Tsai et al. 2020, Procedure 2, as in the authors' code, with our backbone and classifier.
+def inverted_attention_stack(stack: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...]:
+    """BASELINE: the layers of Tsai et al. 2020, Procedure 2, as in the authors' code.
 
     All layers take part in all passes, even where a lower layer's pass can no longer reach the last layer.
     :class:`torchcaps.CapsuleStack` leaves those passes out, with the same result.
     """
-    layers = network.capsules.layers
-    first = network.primary_capsules(images).poses
-    poses: list[Tensor] = []
+    layers, first = stack.layers, poses
+    routed: list[Tensor] = []
     for layer in layers:
-        poses.append(_inverted_attention(layer, poses[-1] if poses else first, None))
+        routed.append(_inverted_attention(layer, routed[-1] if routed else first, None))
     for _ in range(layers[0].routing.iterations - 1):
-        children = [first, *poses[:-1]]
-        poses = [_inverted_attention(layer, x, p) for layer, x, p in zip(layers, children, poses, strict=True)]
-    return (network.classifier(poses[-1].flatten(2)).squeeze(-1),)
+        children = [first, *routed[:-1]]
+        routed = [_inverted_attention(layer, x, p) for layer, x, p in zip(layers, children, routed, strict=True)]
+    return (routed[-1],)
 
 
 def _windows(layer: Any, x: Tensor) -> Tensor:
@@ -75,8 +76,14 @@ def _inverted_attention(layer: Any, poses: Tensor, parents: Tensor | None) -> Te
 
 def heinsen(layer: Any, poses: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
     """BASELINE: Heinsen 2019, Algorithm 1 line by line: E-step, D-step and M-step on a tensor of all votes."""
-    votes = torch.einsum("bird,jdh->bijrh", poses, layer.weight[0]).flatten(3)  # children share one set of weights
-    mean, parent_scores = heinsen_loop(layer.routing, votes, scores)
+    poses, scores = poses.flatten(1, -3), scores.flatten(1)
+    if layer.weight.shape[0] == 1:  # children share one set of weights
+        votes = torch.einsum("bird,jdh->bijrh", poses, layer.weight[0])
+    else:
+        votes = torch.einsum("bird,ijdh->bijrh", poses, layer.weight)
+    if layer.bias is not None:
+        votes = votes + layer.bias
+    mean, parent_scores = heinsen_loop(layer.routing, votes.flatten(3), scores)
     return mean.unflatten(-1, layer.out_pose), parent_scores
 
 
@@ -98,18 +105,23 @@ def heinsen_loop(routing: Any, votes: Tensor, scores: Tensor) -> tuple[Tensor, T
     return mean, parent_scores
 
 
-def capnet_dynamic(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...]:
-    """BASELINE: Li et al. 2018's procedure on stored votes: accumulated logits, softmax over the children, squash."""
+def capnet_dynamic(layer: Any, poses: Tensor, scores: Tensor | None) -> tuple[Tensor, ...]:
+    """BASELINE: dynamic routing on stored votes of a grid, as Li et al. 2018: accumulated logits, softmax, squash.
+
+    A `CapsuleHead` has scores, by which each child counts.
+    """
     votes = torch.einsum("bgyxd,gjdh->bgyxjh", poses, layer.weight).flatten(1, 3)
-    return (dynamic_loop(layer.routing, votes),)
+    return (dynamic_loop(layer.routing, votes, None if scores is None else scores.sigmoid().flatten(1)),)
 
 
-def dynamic_loop(routing: Any, votes: Tensor) -> Tensor:
-    """Iterate on votes `(b, i, j, k)`."""
+def dynamic_loop(routing: Any, votes: Tensor, presence: Tensor | None = None) -> Tensor:
+    """Iterate on votes `(b, i, j, k)` of children that are present by `(b, i)`."""
     over = 1 if routing.softmax == "children" else 2
     logits = torch.zeros_like(votes[..., 0])
     for t in range(routing.iterations):
         coefficients = logits.softmax(over)
+        if presence is not None:
+            coefficients = presence.unsqueeze(-1) * coefficients
         parents = _squash((coefficients.unsqueeze(-1) * votes).sum(1))
         if t < routing.iterations - 1:
             logits = logits + (votes * parents.unsqueeze(1)).sum(-1)
@@ -123,6 +135,7 @@ def digit_capsules(layer: Any, poses: Tensor, scores: None) -> tuple[Tensor, ...
     and parent. Unlike many tutorials, it takes the softmax over the right axis.
     """
     weight = layer.weight.transpose(-1, -2).unsqueeze(0).repeat(poses.shape[0], 1, 1, 1, 1)
+    poses = poses.flatten(1, -2)
     votes = (weight @ poses[:, :, None, :, None]).squeeze(-1)
     logits = torch.zeros(*votes.shape[:3], 1, dtype=votes.dtype, device=votes.device)
     for t in range(layer.routing.iterations):
@@ -158,6 +171,57 @@ def em_loop(routing: Any, votes: Tensor, presence: Tensor) -> tuple[Tensor, Tens
             log_density = log_density - 0.5 * (2 * math.pi * variance).log().sum(-1).unsqueeze(-2)
             assignment = (F.logsigmoid(parent_scores).unsqueeze(-2) + log_density).softmax(-1)
     return mean, parent_scores
+
+
+def encapsulated(block: Any, capsules: Capsules | Tensor, shortcut: Capsules | None = None) -> Capsules:
+    """BASELINE: a layer of Li et al. 2018, section 3.1, in PyTorch's operators one after another."""
+    x = as_map(_poses(capsules))
+    if block.coefficients is None:
+        y = block.conv(x)
+    else:
+        master, aide = (_bn_relu_squash(branch[1], branch[0](x)) for branch in (block.master, block.aide))
+        c_master, c_aide = block.from_master(master), block.from_aide(aide)
+        if block.coefficients == "both":
+            c_master, c_aide = (c_master + c_aide).unflatten(1, (block.capsules, 2)).unbind(2)
+        elif block.coefficients == "other":
+            c_master, c_aide = c_aide, c_master
+        times = block.out_pose
+        y = c_master.repeat_interleave(times, 1) * master + c_aide.repeat_interleave(times, 1) * aide
+    if block.shortcut is not None:
+        y = y + block.shortcut(x)
+    if shortcut is not None:
+        y = y + as_map(shortcut.poses)
+    return Capsules(as_poses(_bn_relu_squash(block.activation, y), block.out_pose))
+
+
+def _poses(capsules: Capsules | Tensor) -> Tensor:
+    return capsules.poses if isinstance(capsules, Capsules) else capsules
+
+
+def _bn_relu_squash(activation: Any, x: Tensor) -> Tensor:
+    """Return batch normalization, ReLU, and `|s| s / (1 + |s|^2)` of each capsule s of a map."""
+    s = activation.bn(x).relu().unflatten(1, (-1, activation.pose))
+    length = s.norm(dim=2, keepdim=True)
+    return (length / (1 + length**2) * s).flatten(1, 2)
+
+
+def summed(layer: Any, capsules: Capsules | Tensor) -> Capsules:
+    """BASELINE: the class capsules of Li et al. 2018: a matrix product for each feature, then squash."""
+    children = _poses(capsules).flatten(1, -2)
+    sums = torch.stack([children[..., h] @ layer.weight[h] for h in range(layer.pose)], -1)
+    return Capsules(_squash(sums))
+
+
+def routing_pool(pool: Any, x: Tensor) -> Tensor:
+    """BASELINE: Zhao & Huang 2019, Algorithm 1, on a tensor of the unit children of all positions."""
+    children = x.unflatten(1, (-1, pool.features)).flatten(3).transpose(2, 3)  # (b, groups, positions, features)
+    unit = F.normalize(children, dim=-1)
+    logits = torch.zeros_like(children[..., :1])
+    for _ in range(pool.routing.iterations):
+        parent = ((pool.routing.sharpness * logits).softmax(2) * children).sum(2, keepdim=True)
+        logits = logits + (unit * F.normalize(parent, dim=-1)).sum(-1, keepdim=True)
+    parent = ((pool.routing.sharpness * logits).softmax(2) * children).sum(2)
+    return parent.flatten(1)[..., None, None]
 
 
 def _squash(s: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class Work(NamedTuple):
     computes fewer and moves more. Not counted are votes computed again for the backward pass, and operations that are
     not per feature (softmax, squash).
 
-    A network counts the passes that reach its output, and the convolutions.
+    A network counts the passes that reach its output, and its other products of matrices, convolutions among them.
 
     `bytes` counts inputs, parameters and outputs once; backward, their gradients once too.
     """
@@ -46,6 +46,7 @@ class Work(NamedTuple):
     bytes: int
 
 
+SLACK = 5  # factor on the allowed errors where operations come in another order
 # Tensors of the size of all votes that a forward and backward pass was found to hold at once, per iteration.
 DOT, GAUSSIAN = 2.5, 9
 
@@ -59,6 +60,8 @@ class Case(ABC):
         inputs: its inputs by name.
         results: names of its results; a module may give only the first of them.
         differentiated: names of the inputs that have gradients, beside the parameters.
+        compiles_exactly: whether a compiled module differs by few roundings; else its values are checked in float64.
+        slack: factor on the allowed errors of all ways.
     """
 
     module: Any
@@ -66,6 +69,8 @@ class Case(ABC):
 
     results: ClassVar[tuple[str, ...]]
     differentiated: ClassVar[tuple[str, ...]] = ()
+    compiles_exactly: ClassVar[bool] = True
+    slack: ClassVar[float] = 1
 
     @property
     def batch(self) -> int:
@@ -93,9 +98,9 @@ class Case(ABC):
         """Return the module to run many times, and the optimizer if an optimizer step is measured too."""
         return self.module, None
 
-    def compile(self, module: Any) -> Any:
-        """Compile the module with Inductor."""
-        return torch.compile(module, dynamic=False)
+    def compile(self, module: Any, mode: str | None) -> Any:
+        """Compile the module with Inductor, without a graph break."""
+        return torch.compile(module, fullgraph=True, dynamic=False, mode=mode)
 
     @abstractmethod
     def parts(self) -> "Sequence[Case]":

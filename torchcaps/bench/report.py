@@ -15,6 +15,7 @@ import torch
 from torchcaps.bench.measurement import PASSES, Row
 from torchcaps.bench.resources import Rates, show_bytes
 from torchcaps.ops import backends, native
+from torchcaps.utils.checks import counted
 from torchcaps.utils.files import write_text_whole
 from torchcaps.utils.machine import commit, processor
 
@@ -54,7 +55,8 @@ def environment(device: str, dtype: str, rates: Rates) -> dict[str, Any]:
 
 
 def table_rows(rows: Sequence[Row], on_cuda: bool) -> list[tuple[str, ...]]:
-    """Return a line per way, and one for the bound, with the columns of TABLE; on CUDA with milliseconds."""
+    """Return a line per way, and one for the bound, with the columns of TABLE; on CUDA with milliseconds and
+    launches."""
     lines: list[tuple[str, ...]] = []
     for case in dict.fromkeys((row.layer, row.children, row.iterations) for row in rows):
         case_rows = [row for row in rows if (row.layer, row.children, row.iterations) == case]
@@ -65,7 +67,8 @@ def table_rows(rows: Sequence[Row], on_cuda: bool) -> list[tuple[str, ...]]:
             cells: list[str] = []
             passes = [row for row in case_rows if row.way == way]
             for row in passes:
-                cells += [_faster(row.seconds, baselines[row.pass_], on_cuda), _memory(row)]
+                launched = "" if row.launches is None else f" ({counted(row.launches, 'launch', 'launches')})"
+                cells += [_faster(row.seconds, baselines[row.pass_], on_cuda) + launched, _memory(row)]
                 cells.append("-" if row.seconds is None else f"{row.seconds / row.bound_seconds:.3g}")
             lines.append((*head, way, *cells, passes[0].note or ""))
         bound_cells = ((_faster(bounds[name], baselines[name], on_cuda), "", "1") for name in PASSES)

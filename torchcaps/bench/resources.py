@@ -6,9 +6,10 @@ import itertools
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,9 +33,24 @@ def measure_rates(device: str, dtype: torch.dtype, clock: Callable[[], float] = 
     matrices = [torch.randn(n, n, device=device).to(kind) for kind in {torch.float32, dtype}]
     products = {str(a.dtype): partial(torch.mm, a, a) for a in matrices}
     source = torch.zeros(size // 4, device=device)
-    taken = time_side_by_side({**products, "copy": partial(torch.empty_like(source).copy_, source)}, 6, device, clock)
+    with exact_float32():
+        taken = time_side_by_side(
+            {**products, "copy": partial(torch.empty_like(source).copy_, source)}, 6, device, clock
+        )
     copy = min(taken.pop("copy"))
     return Rates(2 * n**3 / min(map(min, taken.values())), 2 * size / copy)
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Multiply and convolve in float32 on a GPU. PyTorch convolves in TF32 there, which has three digits."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def time_side_by_side(
@@ -87,6 +103,19 @@ def graphed(run: Callable[[], object]) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         run()
     return replay
+
+
+def launches(run: Callable[[], object]) -> int | None:
+    """Return how many kernels and graphs the host launches on a CUDA device in a run; None if no profiler can tell."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        run()
+        torch.cuda.synchronize()
+    return count_launches(event.name() for event in profiled.profiler.kineto_results.events()) or None
+
+
+def count_launches(names: Iterable[str]) -> int:
+    """Count calls of CUDA that launch a kernel, such as cudaLaunchKernel and cuLaunchKernelEx, or a graph."""
+    return sum(name.startswith(("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cuGraphLaunch")) for name in names)
 
 
 def peak_allocated(run: Callable[[], object], device: str = "cpu") -> int:

@@ -16,7 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `torchcaps bench`."""
     parser.add_argument("--layer", nargs="+", metavar="NAME", help="layers or networks to measure (default: all)")
     parser.add_argument(
-        "--way", nargs="+", metavar="NAME", help="ways to compute them (default: all); the baseline is always measured"
+        "--way",
+        nargs="+",
+        metavar="NAME",
+        help="ways to compute them (default: all that need no compiler); the baseline is always measured",
     )
     parser.add_argument("--batch", type=positive_int, metavar="N", help="batch size (default: the paper's)")
     parser.add_argument(
@@ -92,6 +95,7 @@ def _choices(options: argparse.Namespace) -> tuple[str, list[str], list[str]]:
     import torch
 
     from torchcaps.bench import MEASURED, NETWORKS, WAYS
+    from torchcaps.bench.ways import COMPILED
     from torchcaps.ops import backends
 
     for kind, names, known in (("layer", options.layer, MEASURED), ("way", options.way, WAYS)):
@@ -105,9 +109,11 @@ def _choices(options: argparse.Namespace) -> tuple[str, list[str], list[str]]:
         raise ValueError("--graphs needs a CUDA device, and this is --device cpu: leave it out")
     missing = {name: reason for name, reason in backends().items() if reason is not None}
     if device == "cpu":
-        missing["triton"] = "it runs on CUDA devices only, and this is --device cpu"
+        missing["triton"] = missing["compiled-graphs"] = "it runs on CUDA devices only, and this is --device cpu"
     else:
         missing["native"] = "it is for the CPU"
+    if options.graphs:
+        missing["compiled-graphs"] = "PyTorch captures its graphs, and --graphs captures all ways"
     for name in options.way or ():
         if name in missing:
             raise ValueError(f"--way {name} cannot run here, {missing[name]}: use --way tiled")
@@ -115,8 +121,17 @@ def _choices(options: argparse.Namespace) -> tuple[str, list[str], list[str]]:
     for name in options.layer or ():
         if more and name in NETWORKS:
             raise ValueError(f"--children is for layers, and the number of children of {name} is fixed: leave one out")
-    layers = options.layer or [name for name in MEASURED if not (more and name in NETWORKS)]
-    ways = ["baseline", *(options.way or [way for way in WAYS if way not in missing])]  # the ratios need the baseline
+    counted = options.iterations != [None]
+    for name in options.layer or ():
+        if counted and MEASURED[name].iterations is None:
+            raise ValueError(f"--iterations is for routings that iterate, and {name} has none: leave one out")
+    layers = options.layer or [
+        name
+        for name, measured in MEASURED.items()
+        if not (more and name in NETWORKS) and not (counted and measured.iterations is None)
+    ]
+    chosen = options.way or [way for way in WAYS if way not in missing and way not in COMPILED]
+    ways = ["baseline", *chosen]  # the ratios need the baseline
     return device, list(dict.fromkeys(layers)), list(dict.fromkeys(ways))
 
 

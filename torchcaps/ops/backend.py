@@ -42,6 +42,11 @@ class _Context:
     """Key of an open context; each context has its own. Compiled code cannot make an object()."""
 
 
+# Keys of contexts that were left, to be used again: code that was compiled within a context asks for the same key, and
+# would otherwise be compiled again in each step of a loop.
+_left: list[_Context] = []
+
+
 @checked
 @contextmanager
 def use_backend(backend: Backend) -> Iterator[None]:
@@ -64,12 +69,16 @@ def use_backend(backend: Backend) -> Iterator[None]:
     `torch.jit.trace`, `torch.func`, `torch.autograd.forward_ad` or `torch.onnx.export`, which know PyTorch's own
     operators only; any other backend raises an error there.
     """
-    key = _Context()
+    try:
+        key = _left.pop()  # in one step, because another thread may take the last one
+    except IndexError:
+        key = _Context()
     _entered[key] = backend
     try:
         yield
     finally:
         del _entered[key]
+        _left.append(key)
 
 
 def backends() -> dict[str, str | None]:
