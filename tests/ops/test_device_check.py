@@ -13,10 +13,10 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchcaps.ops import device_check
-from torchcaps.ops.device_check import FAMILIES, differences, why_not_trusted
+from torchcaps.ops.device_check import OF_PARENTS, OF_VOTES, differences, why_not_trusted
 
 pytest.importorskip("triton")
-from torchcaps.ops.triton import kernels, problem
+from torchcaps.ops.triton import formulas, kernels, problem
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
@@ -28,7 +28,9 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.fixture
 def small(monkeypatch):
-    """Few samples and children: the interpreter would take a minute for those of a device."""
+    """The sums over votes alone, and few samples and children: the interpreter would take a minute for those of a
+    device."""
+    monkeypatch.setattr(device_check, "FAMILIES", OF_VOTES)
     if INTERPRETED:
         monkeypatch.setattr(device_check, "SAMPLES", 2)
         monkeypatch.setattr(device_check, "SHARING", 2)
@@ -97,8 +99,8 @@ class Lying:
         return launch
 
 
-def lie(monkeypatch, kernel, name, family=lambda given: True, factor=1.001):
-    monkeypatch.setattr(kernels, kernel, Lying(getattr(kernels, kernel), name, family, factor))
+def lie(monkeypatch, kernel, name, family=lambda given: True, factor=1.001, module=kernels):
+    monkeypatch.setattr(module, kernel, Lying(getattr(module, kernel), name, family, factor))
 
 
 def of(lines):
@@ -114,7 +116,7 @@ def of(lines):
 def test_wrong_values(small, monkeypatch):
     lie(monkeypatch, "sums", "totals")
     found = of(differences(DEVICE))
-    assert list(found) == list(FAMILIES)
+    assert list(found) == list(OF_VOTES)
     assert "sums" in found["weighted_sum by UnitDot"]
     assert "mean" in found["moments by Gaussian"]
 
@@ -123,7 +125,7 @@ def test_wrong_values(small, monkeypatch):
 def test_wrong_gradients_alone(small, monkeypatch, kernel, what):
     lie(monkeypatch, kernel, f"grad_{what}")
     found = of(differences(DEVICE))
-    assert list(found) == [name for name, (tensors, _) in FAMILIES.items() if what in tensors]
+    assert list(found) == [name for name, (tensors, _) in OF_VOTES.items() if what in tensors]
     assert all([x.replace("one_", "") for x in tensors] == [f"gradient of {what}"] for tensors in found.values())
 
 
@@ -150,6 +152,26 @@ def test_one_family_is_wrong(small, monkeypatch, family):
 def test_numbers_that_are_not_finite(small, monkeypatch):
     lie(monkeypatch, "grads", "grad_query", factor=float("nan"))
     assert "gradient of query by nan" in differences(DEVICE)[0]
+
+
+OF_KERNELS = {
+    "squash": ("scale_by_length", "out"),
+    "EMRouting": ("fit", "precisions"),
+    "HeinsenRouting": ("fit_grads", "grad_variance"),
+    "VBRouting": ("posterior", "precisions"),
+    "SelfRouting": ("share_logits", "scores"),
+    "VectorNormRouting": ("scale_by_length", "out"),
+}
+
+
+@pytest.mark.parametrize("family", OF_PARENTS)
+def test_what_routings_compute_of_the_parents(small, monkeypatch, family):
+    monkeypatch.setattr(device_check, "FAMILIES", {family: OF_PARENTS[family]})
+    before = torch.get_rng_state()
+    assert differences(DEVICE) == []
+    assert torch.equal(torch.get_rng_state(), before)
+    lie(monkeypatch, *OF_KERNELS[family], module=formulas)
+    assert list(of(differences(DEVICE))) == [family]
 
 
 # ---------------------------------------------------------------- the answer
@@ -346,7 +368,7 @@ CONTEXTS = {
 @pytest.fixture
 def run_on_the_cpu(small, device, monkeypatch):
     """The device computes one family as Triton's interpreter does."""
-    monkeypatch.setattr(device_check, "FAMILIES", {"moments by Gaussian": FAMILIES["moments by Gaussian"]})
+    monkeypatch.setattr(device_check, "FAMILIES", {"moments by Gaussian": OF_VOTES["moments by Gaussian"]})
     monkeypatch.setattr(device_check, "differences", lambda device: differences(DEVICE))
 
 

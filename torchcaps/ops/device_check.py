@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,10 +33,20 @@ SAMPLES, PARENTS, ROWS, DEPTH, WIDTH = 7, 3, 3, 2, 3
 SHARING = 4  # consecutive children that share a row
 EPS = 0.1  # of moments
 
+Values = dict[str, Tensor]
+
+
+class Routed(NamedTuple):
+    """What a routing computes, and its parameters."""
+
+    values: Values
+    parameters: Values
+
+
 # By name of the family: the tensors that it takes, and the reduction. A row of biases or betas has a number for each
 # parent, or one for all. Nothing here may ask for "auto", which waits for the check.
-Reduce = Callable[["LinearVotes", dict[str, Tensor]], "Tensor | Moments"]
-FAMILIES: dict[str, tuple[str, Reduce]] = {
+Reduce = Callable[["LinearVotes", Values], "Tensor | Moments | Routed"]
+OF_VOTES: dict[str, tuple[str, Reduce]] = {
     "weighted_sum by Dot over the parents": (
         "poses weight bias gates query offset",
         lambda votes, x: votes.weighted_sum(Dot(x["query"], x["offset"])),
@@ -58,6 +68,44 @@ FAMILIES: dict[str, tuple[str, Reduce]] = {
         lambda votes, x: votes.moments(Gaussian(x["query"], x["precision"], x["prior"]), x["betas"], EPS),
     ),
 }
+
+
+def _routed(name: str) -> Reduce:
+    """Return a function that routes votes: it gives the parents, and the parameters of the routing."""
+
+    def route(votes: "LinearVotes", x: Values) -> Routed:
+        from torchcaps import routing  # it imports the choice of a backend, which imports this file
+        from torchcaps.routing.shape import LayerShape
+
+        shape = LayerShape(votes.children // SHARING, votes.children, PARENTS, ROWS, DEPTH, WIDTH)
+        with torch.random.fork_rng(devices=[]):  # parameters are drawn, and then set
+            layer = getattr(routing, name)().for_layer(shape, torch.device("cpu"), x["poses"].dtype)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view_as(parameter))
+        parents = layer.to(votes.device)(votes)
+        values = {"poses of the parents": parents.poses, "their scores": parents.scores}
+        return Routed({what: y for what, y in values.items() if y is not None}, dict(layer.named_parameters()))
+
+    return route
+
+
+def _squashed(votes: "LinearVotes", x: Values) -> Tensor:
+    from torchcaps.ops.triton import parents
+    from torchcaps.routing.squash import by_operators
+
+    return parents.squash(x["query"]) if votes.backend == "triton" else by_operators(x["query"], -1)[0]
+
+
+# What routings compute of the parents. That is a kernel, too, which few children show.
+OF_PARENTS: dict[str, tuple[str, Reduce]] = {
+    "squash": ("poses weight query", _squashed),
+    **{
+        name: ("poses weight", _routed(name))
+        for name in ("EMRouting", "HeinsenRouting", "VBRouting", "SelfRouting", "VectorNormRouting")
+    },
+}
+FAMILIES = OF_VOTES | OF_PARENTS
 
 _answers: dict[int, str | None] = {}  # by index of the device
 _lock = threading.Lock()
@@ -81,7 +129,8 @@ def _difference(name: str, device: torch.device) -> str:
 
     # A program sums several children: there are more of them than programs.
     programs = max(1, problem.PROGRAMS // 8) if name.startswith("moments") else problem.PROGRAMS
-    tensors = _draw(SHARING * -(-5 * programs // (4 * SHARING)))
+    groups = 2 if name in OF_PARENTS else -(-5 * programs // (4 * SHARING))
+    tensors = _draw(SHARING * groups)
     cpu = torch.device("cpu")
     exact = _results(name, tensors, "reference", cpu, torch.float64)
     eager = _results(name, tensors, "reference", cpu, torch.float32)
@@ -130,10 +179,16 @@ def _results(
     bias = leaves.get("bias", leaves.get("one_bias"))
     votes = LinearVotes(leaves["poses"], leaves["weight"], bias, (ROWS, WIDTH), backend=backend)
     reduced = reduce(votes.gated(leaves.get("gates")), leaves)
-    values = {"sums": reduced} if isinstance(reduced, Tensor) else reduced._asdict()
+    if isinstance(reduced, Tensor):
+        values = {"sums": reduced}
+    elif isinstance(reduced, Routed):
+        values = reduced.values
+        leaves |= reduced.parameters
+    else:
+        values = reduced._asdict()
     along = [torch.linspace(-1, 1, x.numel(), dtype=dtype, device=device).view_as(x) for x in values.values()]
-    grads = torch.autograd.grad(list(values.values()), list(leaves.values()), along)
-    gradients = {f"gradient of {what}": x for what, x in zip(names, grads, strict=True)}
+    grads = torch.autograd.grad(list(values.values()), list(leaves.values()), along, materialize_grads=True)
+    gradients = {f"gradient of {what}": x for what, x in zip(leaves, grads, strict=True)}
     return {what: x.detach().cpu().double() for what, x in (*values.items(), *gradients.items())}
 
 

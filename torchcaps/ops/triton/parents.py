@@ -45,6 +45,16 @@ def scaled(x: Tensor, grad: Tensor | None = None, dim: int = -1, unit: bool = Fa
     return out.permute(back)
 
 
+def squash(x: Tensor) -> Tensor:
+    """Squash vectors along the last dimension, as `torchcaps.squash` does."""
+    result: Tensor = _Formula.apply(scaled, _squash_backward, x)
+    return result
+
+
+def _squash_backward(grads: Tensors, x: Tensor) -> Tensors:
+    return (scaled(x, grads[0]),)
+
+
 def unit(x: Tensor) -> Tensor:
     """Scale vectors along the last dimension to length 1, as `numerics.normalize` does."""
     result: Tensor = _Formula.apply(_unit, _unit_backward, x)
