@@ -187,7 +187,9 @@ def test_shares_of_none_and_of_all(mass):
             capsules=lambda poses, scores: scores,
         )
         scores = layer.step(votes, None, 0)[0]
-        found.append([scores, *torch.autograd.grad((scores * torch.arange(1, 1 + len(mass[0]))).sum(), x)])
+        found.append(
+            [scores, *torch.autograd.grad((scores * torch.arange(1, 1 + len(mass[0]), device=DEVICE)).sum(), x)]
+        )
     for expected, x in zip(*found, strict=True):
         assert_close(x, expected, rtol=1e-12, atol=1e-12)
 

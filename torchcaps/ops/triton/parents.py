@@ -28,9 +28,9 @@ Tensors = tuple[Tensor | None, ...]
 def takes(numbers: int, *tensors: Tensor | None) -> bool:
     """Return whether kernels take tensors, of which a program holds so many numbers at once. Compiled and traced code
     has operators alone."""
-    dtypes = {x.dtype for x in tensors if x is not None}
-    known = dtypes <= {*HALF, torch.float32, torch.float64} and 0 < numbers <= MOST_NUMBERS
-    return known and not is_traced() and has_plain_values(*tensors)
+    if is_traced() or not 0 < numbers <= MOST_NUMBERS or not has_plain_values(*tensors):
+        return False
+    return {x.dtype for x in tensors if x is not None} <= {*HALF, torch.float32, torch.float64}
 
 
 def scaled(x: Tensor, grad: Tensor | None = None, dim: int = -1, unit: bool = False) -> Tensor:
@@ -91,25 +91,24 @@ def fit(
         mass: `(samples, parents)`.
         beta_a, beta_u: `(parents,)` or `(1,)`.
     """
-    size, like = variance.shape[-1], score if mass is None else mass
-    assert like is not None
-    rows, shared = like.numel(), 1 if beta_a is None else len(beta_a)
+    shape, size = variance.shape[:-1], variance.shape[-1]
+    rows = shape.numel()
+    shared = 1 if beta_a is None else len(beta_a)
     options = shared, size, factor, floor, eps
 
-    def run(*given: Tensor | None) -> tuple[Tensor, ...]:
-        results = tuple(torch.empty_like(x) for x in (variance, like, variance, like))
-        _launch("fit", rows, size, (*results, given), options)
+    def run(variance: Tensor, *rest: Tensor | None) -> tuple[Tensor, ...]:
+        results = tuple(variance.new_empty(x) for x in 2 * (variance.shape, shape))
+        _launch("fit", rows, size, (*results, (variance, *rest)), options)
         return results
 
-    def run_backward(grads: Tensors, *given: Tensor | None) -> Tensors:
-        grad_variance, grad_like = torch.empty_like(variance), torch.empty_like(like)
-        if mass is None:
-            results: Tensors = (grad_variance, None, grad_like, None, None)
-            _launch("fit_grads", rows, size, (*results, grads, given), options)
-            return results
-        of_betas = like.new_empty(2, *like.shape)  # of each sample
-        _launch("fit_grads", rows, size, (grad_variance, grad_like, None, *of_betas, grads, given), options)
-        return grad_variance, grad_like, None, *of_betas.sum((1, 2) if shared == 1 else 1).view(2, shared)
+    def run_backward(grads: Tensors, variance: Tensor, *rest: Tensor | None) -> Tensors:
+        grad_variance, grad, given = torch.empty_like(variance), variance.new_empty(shape), (variance, *rest)
+        if rest[0] is None:  # there is no mass
+            _launch("fit_grads", rows, size, (grad_variance, None, grad, None, None, grads, given), options)
+            return grad_variance, None, grad, None, None
+        of_betas = variance.new_empty(2, *shape)  # for each sample
+        _launch("fit_grads", rows, size, (grad_variance, grad, None, *of_betas, grads, given), options)
+        return grad_variance, grad, None, *of_betas.sum((1, 2) if shared == 1 else 1).view(2, shared)
 
     results: tuple[Tensor, Tensor, Tensor, Tensor] = _Formula.apply(
         run, run_backward, variance, mass, score, beta_a, beta_u
