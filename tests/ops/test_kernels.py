@@ -250,6 +250,7 @@ class TestHalfPrecision:
             first = votes.weighted_sum(Dot(query, offset), "children")
             second = votes.weighted_sum(Dot(first))
             found = [first, second, *votes.moments(Gaussian(second, first.square(), first[..., 0]), None, 0.1)[:3]]
+            found.append(votes.weighted_sum(None))
             loss = sum((x * torch.linspace(-1, 1, x.numel()).to(x).view_as(x)).sum() for x in found)
             results.append((found, torch.autograd.grad(loss, leaves)))
         (expected, wanted), (found, gradients) = results

@@ -332,8 +332,8 @@ class LinearVotes(ComputedVotes):
 
     def tensors(self, gates: Tensor | None) -> Children:
         poses, weight, bias = self.poses, self.weight, self.bias
-        # Triton's kernels read half precision. On a CPU it would be no faster, and compiled code would round the
-        # gradients that iterations sum up.
+        # Triton's kernels read half precision. The other backends compute in float32 anyway, and compiled code would
+        # round the gradients that iterations sum up.
         if self.backend != "triton" or torch.compiler.is_compiling():
             poses, weight = at_least_float32(poses), at_least_float32(weight)
             bias = None if bias is None else at_least_float32(bias)

@@ -45,7 +45,7 @@ def _places(shape: torch.Size, kernel: Pair, stride: Pair, dilation: Pair) -> It
 
 
 def put_back(x: Tensor, shape: torch.Size, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:
-    """Add windows to a map of this shape at their positions: the transpose of `windows`."""
+    """Add windows to a map of this shape at their positions, in float32 at least: the transpose of `windows`."""
     sides = zip(shape[2:4], kernel, stride, dilation, strict=True)
     height, width = (positions(*side) for side in sides)
     shown = x.reshape(shape[0], height, width, shape[1], kernel[0] * kernel[1], *shape[4:]).movedim((1, 2), (2, 3))
