@@ -1,7 +1,6 @@
 """`torchcaps bench` gives numbers to ways that are right, and says why others have none."""
 
 import copy
-import itertools
 import json
 import os
 import re
