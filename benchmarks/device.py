@@ -10,8 +10,7 @@ stopped. The folder `--out` has a log of each stage, its numbers (bench.json in 
 steps/steps.json, runs/results.csv), device.json, which says what is done for which code on which device, and table.txt,
 the same as a table. All of them are whole whenever the script is cut. `--stages kernels bench` runs some stages alone.
 
-If all stages of the kernels passed, the last line says what to add to the package, so that "auto" takes the kernels on
-devices of this compute capability. All combinations of the kernels' options are in `pytest tests/ops/test_kernels.py -m
+All combinations of the kernels' options are in `pytest tests/ops/test_kernels.py -m
 slow`, which spends minutes in the compiler.
 """
 
@@ -48,7 +47,6 @@ from torchcaps.utils.machine import commit, hardware  # noqa: E402
 from torchcaps.utils.signals import Stopped, StopSignals  # noqa: E402
 
 GRACE = 10.0  # seconds in which a stopped stage saves what it has, before it is killed
-KERNELS = ("kernels", "layers", "operators", "bench")  # what "auto" asks for
 SIDE_BY_SIDE = 6  # trainings; more gain little on one GPU, see docs/reproducing.md
 SMOKE_ROWS = ("zhao2019/table1/fashion-mnist-max", "zhao2019/table1/cifar10-max")  # on noise; the second has no data
 
@@ -442,10 +440,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table = report.table()
         write_text_whole(out / "table.txt", table)
         print(f"\n{table}", end="", flush=True)
-    if not options.smoke and all(report[name].status == "done" for name in KERNELS):
-        checked = ", ".join(map(str, sorted({*backend.CHECKED, torch.cuda.get_device_capability()})))
-        print('\nWith this line in torchcaps/ops/backend.py "auto" takes the kernels on such devices:\n')
-        print(f"CHECKED: frozenset[tuple[int, int]] = frozenset({{{checked}}})")
     return 0 if all(stage.closed or report[stage.name].status == "done" for stage in stages) else 1
 
 

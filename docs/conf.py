@@ -164,21 +164,37 @@ def hide_private_bases(app, name, obj, options, bases):
     bases[:] = [public for base in bases for public in (base.__bases__ if base.__name__.startswith("_") else [base])]
 
 
-def name_the_column_of_each_cell(app, pagename, templatename, context, doctree):
-    """Write into each cell of a table what its column is called: on a phone, rows stand as cards (`site.css`)."""
+MOST_OF_NUMBERS = 18  # characters of a cell in a table of numbers; the first two columns may have words
 
-    def with_names(table: re.Match) -> str:
-        heads = re.findall(r"<th[^>]*>(.*?)</th>", table[0], re.DOTALL)
-        names = [re.sub(r"<[^>]*>", "", head).replace('"', "&quot;") for head in heads]
 
-        def with_name(row: re.Match) -> str:
-            places = iter(names)
-            return re.sub("<td", lambda _: f'<td data-column="{next(places, "")}"', row[0])
+def fit_tables_to_phones(app, pagename, templatename, context, doctree):
+    """Make tables fit a phone (`site.css`): one of numbers scrolls to the side, and the rows of another one stand as
+    cards, with the name of the column above each cell, and what is left empty below the cell above."""
 
-        return re.sub(r"<tr.*?</tr>", with_name, table[0], flags=re.DOTALL)
+    def text_of(html: str) -> str:
+        return re.sub(r"<[^>]*>", "", html).strip()
 
-    body = context.get("body", "")
-    context["body"] = re.sub(r'<table class="docutils.*?</table>', with_names, body, flags=re.DOTALL)
+    def fitted(table: re.Match) -> str:
+        html = table[0]
+        names = [text_of(head).replace('"', "&quot;") for head in re.findall(r"(?s)<th[ >].*?</th>", html)]
+        rows = [re.findall(r"(?s)<td.*?</td>", row) for row in re.findall(r"(?s)<tr.*?</tr>", html)]
+        if len(names) > 3 and all(len(text_of(cell)) <= MOST_OF_NUMBERS for row in rows for cell in row[2:]):
+            return html.replace('class="docutils', 'class="numbers docutils', 1)
+        last = ""
+
+        def card(row: re.Match) -> str:
+            nonlocal last
+            cells = re.findall(r"(?s)<td.*?</td>", row[0])
+            if cells and not text_of(cells[0]):
+                cells[0] = last.replace("<td", '<td class="again"', 1)
+            last = cells[0].replace('<td class="again"', "<td", 1) if cells else ""
+            named = (x.replace("<td", f'<td data-column="{name}"', 1) for name, x in zip(names, cells, strict=False))
+            return f"{row[0].partition('>')[0]}>{''.join(named)}</tr>"
+
+        head, body = html.split("<tbody>", 1) if "<tbody>" in html else ("", html)
+        return head + "<tbody>" * bool(head) + re.sub(r"(?s)<tr.*?</tr>", card, body)
+
+    context["body"] = re.sub(r'(?s)<table class="docutils.*?</table>', fitted, context.get("body", ""))
 
 
 def keep_numbers_with_percent_signs(app, doctree, docname):
@@ -200,4 +216,4 @@ def setup(app):
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("missing-reference", link_to_the_page_that_has_a_name)
     app.connect("doctree-resolved", keep_numbers_with_percent_signs)
-    app.connect("html-page-context", name_the_column_of_each_cell)
+    app.connect("html-page-context", fit_tables_to_phones)

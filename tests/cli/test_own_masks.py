@@ -81,7 +81,10 @@ def test_a_picture_in_tiles_is_predicted_as_a_whole_where_borders_change_nothing
 def test_explain_evaluate_and_export(segmented, tmp_path, capfd):
     run = str(segmented["pad"])
     assert call("explain", run, "--figures", "figures") == 0
-    assert capfd.readouterr().out == f"figure: {Path('figures/masks.png')}\n"
+    assert capfd.readouterr().out.splitlines() == [
+        f"figure: {Path('figures/masks.png')}",
+        f"page: {Path('figures/index.html')}",
+    ]
     assert call("explain", run, "--figures", "own", "--image", str(segmented["folder"] / "images" / "00.png")) == 0
     assert call("evaluate", run, "--protocols", "corruptions", "affine") == 0
     said = capfd.readouterr().out

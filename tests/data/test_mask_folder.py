@@ -1,6 +1,7 @@
 """Own pictures with masks: how they are found and read, values, sizes, tiles, and the lines for what cannot be used."""
 
 import pickle
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -480,6 +481,27 @@ def test_a_mask_of_another_size(tmp_path, capsys):
     assert error_of(tmp_path) == line + ", or leave such files out by --data.skip_bad true"
     made(tmp_path, skip_bad=True).setup()
     assert "left out 1 picture that cannot be read: images/4.png" in capsys.readouterr().err
+
+
+def test_a_mask_of_a_picture_that_its_metadata_turns(tmp_path):
+    write(tmp_path)
+    picture = Image.open(tmp_path / "images/4.png")
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(tmp_path / "images/4.png", exif=exif)
+    line = f"{tmp_path}/masks/4.png: is 24 x 16, and its picture 4.png 16 x 24, as its metadata turns it: turn the mask"
+    assert error_of(tmp_path).startswith(line)
+    Image.open(tmp_path / "masks/4.png").transpose(Image.Transpose.ROTATE_270).save(tmp_path / "masks/4.png")
+    made(tmp_path).setup()
+
+
+def test_letters_of_macos_in_the_name_of_a_mask(tmp_path):
+    write(tmp_path)
+    for folder, form in (("images", "NFC"), ("masks", "NFD")):
+        (tmp_path / folder / "4.png").rename(tmp_path / folder / unicodedata.normalize(form, "für.png"))
+    data = made(tmp_path)
+    data.setup()
+    assert len(data.parts) == COUNT
 
 
 def test_a_missing_mask_where_masks_have_an_ending(tmp_path):

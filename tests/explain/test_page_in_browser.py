@@ -61,7 +61,7 @@ def set_slider(page, selector: str, value: int) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["images", "texts", "labels", "numbers"])
+@pytest.mark.parametrize("name", ["images", "texts", "labels", "numbers", "masks"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_page_loads_nothing_and_can_be_read(browser, name, dark, request):
     path = request.getfixturevalue(name)

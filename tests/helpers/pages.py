@@ -10,7 +10,7 @@ from torch import nn
 
 from torchcaps import CapsuleLinear, Capsules, DynamicRouting, Prediction, create_model
 from torchcaps.data import Digits
-from torchcaps.explain.page import Samples, image_samples, report, write_page
+from torchcaps.explain.page import Samples, image_samples, report, samples_of, write_page
 from torchcaps.explain.words import Word
 
 TEXT = "This film is not bad , it is wonderful , though its <script> ends a little late ."
@@ -96,6 +96,16 @@ def labels(label_report, tmp_path_factory):
 @pytest.fixture(scope="session")
 def numbers(number_report, tmp_path_factory):
     return write_page(number_report, tmp_path_factory.mktemp("page") / "index.html")
+
+
+@pytest.fixture(scope="session")
+def masks(tmp_path_factory):
+    """The page of a network that segments."""
+    truth = torch.arange(3).repeat_interleave(100)[:256].view(16, 16).expand(9, -1, -1)
+    titles = [f"scans/image {i}.png" for i in range(9)]
+    samples = samples_of(torch.rand(9, 1, 16, 16), truth, ["ground", "vessel", "nodule"], titles, "masks")
+    page = report(create_model("segcaps", classes=3, features=4, decoder=False), samples, "own/masks/version_0")
+    return write_page(page, tmp_path_factory.mktemp("page") / "index.html")
 
 
 @pytest.fixture(scope="session")

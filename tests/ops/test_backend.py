@@ -1,6 +1,7 @@
 """Which backend "auto" stands for, and why another cannot be used."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from problems import BACKENDS
 
 import torchcaps
 from torchcaps import CapsuleConv2d, CapsuleLinear, DynamicRouting, use_backend
-from torchcaps.ops import LinearVotes, backend
+from torchcaps.ops import LinearVotes, backend, computed
 from torchcaps.ops.backend import choose_backend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -17,10 +18,12 @@ SIZES = 10, 4, 4, 4
 
 @pytest.fixture
 def device(monkeypatch):
-    """A CUDA device of compute capability 9.0 that can run the kernels, in a process that has not warned yet."""
+    """A CUDA device of 16 GB whose kernels have passed their check, in a process that has not warned yet."""
     monkeypatch.setattr(backend, "HAS_TRITON", True)
     monkeypatch.setattr(backend, "_warned", set())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(backend, "why_not_trusted", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16 * 10**9))
 
 
 def test_context_sets_what_auto_means():
@@ -39,8 +42,7 @@ def test_auto_is_the_fastest_that_has_been_checked(monkeypatch, device):
     for missing, expected in ((None, "native"), ("there is no compiler", "tiled")):
         monkeypatch.setattr(backend, "NATIVE_MISSING", missing)
         assert choose_backend("auto", CPU) == expected
-    monkeypatch.setattr(backend, "CHECKED", {(9, 0)})
-    assert choose_backend("auto", CUDA, SIZES) == "triton"
+    assert choose_backend("auto", CUDA, SIZES, 10**12) == "triton"
     assert choose_backend("auto", torch.device("meta")) == "tiled"
 
     def compiled(x):
@@ -62,40 +64,72 @@ def test_a_loop_of_contexts_compiles_once():
     assert len(programs) == 2  # within one context, and within two
 
 
-def test_an_unchecked_device_is_tiled_and_says_once_how_to_ask(monkeypatch, device):
-    monkeypatch.setattr(backend, "CHECKED", {(8, 0)})
-    with pytest.warns(UserWarning, match=r"use_backend\('triton'\) asks .* capability 9\.0: .*'auto' uses 'tiled'$"):
-        assert choose_backend("auto", CUDA, SIZES) == "tiled"
+def test_a_device_that_fails_its_check_stores_few_votes_and_says_so_once(monkeypatch, device):
+    monkeypatch.setattr(backend, "why_not_trusted", lambda device: "the check failed on this")
+    with pytest.warns(
+        UserWarning, match=r"^the check failed on this: .*'reference' for few votes, and 'tiled' for many$"
+    ):
+        assert choose_backend("auto", CUDA, SIZES, 160_000_000) == "reference"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose_backend("auto", CUDA, (10, 1, 8, 16)) == "tiled"
-    assert choose_backend("triton", CUDA, SIZES) == "triton"
-    with use_backend("triton"):
-        assert choose_backend("auto", CUDA, SIZES) == "triton"
+        assert choose_backend("auto", CUDA, SIZES, 160_000_001) == "tiled"
+        assert choose_backend("auto", CUDA) == "tiled"
+        for asked in ("triton", "tiled", "reference"):
+            assert choose_backend(asked, CUDA, SIZES, 160_000_001) == asked
+            with use_backend(asked):
+                assert choose_backend("auto", CUDA, SIZES, 160_000_001) == asked
+
+
+def test_votes_are_counted_in_bytes(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(computed, "choose_backend", lambda backend, device, *size: sizes.append(size) or "tiled")
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        x, w = torch.randn(2, 6, 4, 3, dtype=dtype), torch.randn(3, 5, 3, 7, dtype=dtype)
+        votes = LinearVotes(x, w, None, (4, 7))
+        assert sizes.pop() == ((5, 4, 3, 7), votes.stored(slice(None)).nbytes)
+    maps, w = torch.randn(2, 3, 6, 5, 1, 4), torch.randn(3, 3, 3, 5, 4, 4)
+    votes = LinearVotes(maps, w, None, (4,), stride=(1, 2))
+    assert sizes.pop()[1] == votes.stored(slice(None)).nbytes
+
+
+def test_compiled_code_stores_no_votes_and_takes_any_batch(monkeypatch, device):
+    monkeypatch.setattr(backend, "why_not_trusted", lambda device: "the check failed")
+    monkeypatch.setattr(backend, "_warn_once", lambda message: None)
+
+    class Chosen(torch.nn.Module):
+        def forward(self, x):
+            return x.sum() * 0 + (1 if choose_backend("auto", CUDA, SIZES, x.shape[0]) == "tiled" else 2)
+
+    assert Chosen()(torch.zeros(2)) == 2
+    torch.compiler.reset()
+    batch = {0: torch.export.Dim("batch")}
+    for strict in (True, False):
+        exported = torch.export.export(Chosen(), (torch.zeros(2),), dynamic_shapes=(batch,), strict=strict).module()
+        assert [exported(torch.zeros(batch)) for batch in (2, 9)] == [1, 1]
+    assert torch.compile(Chosen(), backend="eager", fullgraph=True)(torch.zeros(2)) == 1
 
 
 @pytest.mark.parametrize(
     ("installed", "capability", "sizes", "reason"),
     [
-        (False, (9, 0), SIZES, "triton is not installed"),
+        (False, (8, 0), SIZES, "triton is not installed"),
         (True, (7, 5), SIZES, r"capability 8\.0, this device has 7\.5"),
-        (True, (9, 0), (10, 16, 2, 16), "at most 64 numbers of a vote, these are 256"),
-        (True, (9, 0), (2000, 1, 8, 16), "at most 8192 numbers of a child's votes, these are 32000"),
-        (True, (9, 0), (10, 1, 64, 64), "at most 512 weights .* 4096"),
+        (True, (8, 0), (10, 16, 2, 16), "at most 64 numbers of a vote, these are 256"),
+        (True, (8, 0), (2000, 1, 8, 16), "at most 8192 numbers of a child's votes, these are 32000"),
+        (True, (8, 0), (10, 1, 64, 64), "at most 512 weights .* 4096"),
     ],
 )
-def test_auto_says_once_why_it_is_tiled_on_a_gpu(monkeypatch, device, installed, capability, sizes, reason):
+def test_auto_says_once_why_it_is_not_triton_on_a_gpu(monkeypatch, device, installed, capability, sizes, reason):
     monkeypatch.setattr(backend, "HAS_TRITON", installed)
-    monkeypatch.setattr(backend, "CHECKED", {(9, 0)})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         choose_backend("auto", CUDA)  # operators without sizes have no Triton kernel
-    with pytest.warns(UserWarning, match=f"{reason}.*'auto' uses 'tiled'$"):
-        assert choose_backend("auto", CUDA, sizes) == "tiled"
+    with pytest.warns(UserWarning, match=f"{reason}.*'auto' is 'reference' for few"):
+        assert choose_backend("auto", CUDA, sizes, 1) == "reference"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose_backend("auto", CUDA, sizes) == "tiled"
+        assert choose_backend("auto", CUDA, sizes, 10**9) == "tiled"
     with pytest.raises(ValueError, match=f"'triton' cannot be used, .*{reason}.*'tiled'"):
         choose_backend("triton", CUDA, sizes)
 
@@ -117,6 +151,15 @@ def test_what_there_is_and_why_not(monkeypatch):
     monkeypatch.setattr(backend, "INTERPRETED", False)
     with pytest.raises(ValueError, match="CUDA device, got cpu.*'tiled'"):
         choose_backend("triton", CPU)
+
+
+def test_what_there_is_on_a_gpu_is_what_passed_its_check(monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert backend.backends()["triton"] is None
+    monkeypatch.setattr(backend, "why_not_trusted", lambda device: f"the check failed on {device.type}")
+    assert backend.backends()["triton"] == "the check failed on cuda"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "capability 8.0" in backend.backends()["triton"]
 
 
 def test_unknown():

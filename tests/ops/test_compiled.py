@@ -10,7 +10,8 @@ import pytest
 from torchcaps.ops.backend import HAS_TRITON
 
 ROOT = Path(__file__).resolve().parents[2]
-CAPABILITIES = ["80", "86", "90"]
+CAPABILITIES = ["80", "86", "89", "90", "100", "120"]
+UNKNOWN = 3  # status where the installed Triton does not know a capability
 
 pytestmark = pytest.mark.skipif(
     not HAS_TRITON or sys.platform != "linux", reason="needs the package triton, with the compiler for Linux"
@@ -23,12 +24,15 @@ def compile_kernels(which: str, capability: str) -> None:
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
     command = [sys.executable, ROOT / "tests" / "helpers" / "compiled_kernels.py", which, capability]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode == UNKNOWN:
+        pytest.skip(done.stdout.splitlines()[-1])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_reductions_compile(capability):
-    """Each kind of reduction, pose, layout, number of parents and precision occurs once, for one of the devices."""
+    """Each kind of reduction, pose, layout, number of parents and precision occurs once, for one of the devices, and
+    each kind of reduction once in half precision."""
     compile_kernels("few", capability)
 
 

@@ -7,10 +7,15 @@ import torch
 from problems import ROWS, SOFTMAX, Geometry, Problem, assert_same, compare, results_of
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchcaps.ops import Dot, Gaussian, LinearVotes, UnitDot, computed, windows
-from torchcaps.ops.children import Options
+from torchcaps.ops.children import Gradients, Options, ParentTensors
+from torchcaps.ops.numerics import accumulator
 from torchcaps.ops.triton import problem
+from torchcaps.ops.triton.moments import moments, moments_backward
+from torchcaps.ops.triton.weighted_sum import weighted_sum, weighted_sum_backward
+from torchcaps.utils.arguments import HALF
 
 if torch.cuda.is_available():
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic algorithms need it
@@ -146,6 +151,14 @@ def test_logits_that_exp_cannot_take(softmax):
     assert_same(expected, found, p.leaves, rtol=1e-8, atol=1e-8)
 
 
+def test_the_largest_logit_is_in_the_last_split():
+    """Each child is a split, and splits are joined in blocks."""
+    poses = 1000 * torch.arange(8.0, device=DEVICE).view(1, 8, 1, 1)
+    one = torch.ones(1, 1, 1, device=DEVICE)
+    votes = LinearVotes(poses, one[None], None, (1,), backend="triton")
+    assert votes.weighted_sum(Dot(one), "children").item() == 7000
+
+
 def test_votes_of_zero_point_nowhere():
     p = Problem(GEOMETRIES["per child"], device=DEVICE)
     p.poses.data.zero_()
@@ -191,6 +204,88 @@ def test_precision(agreement, common):
     for exact, eager, found in zip(*results, strict=True):
         error, expected = ((x - exact).norm() for x in (found, eager))
         assert error <= 2 * expected + 4 * torch.finfo(torch.float32).eps * exact.norm() + 1e-7
+
+
+class Conversions(TorchDispatchMode):
+    """Sees how many numbers each operator converts from half precision to float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = [0]
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        results = operator(*args, **(kwargs or {}))
+        given = [x for x in args if isinstance(x, Tensor)]
+        if isinstance(results, Tensor) and results.dtype == torch.float32 and any(x.dtype in HALF for x in given):
+            self.counts.append(results.numel())
+        return results
+
+
+class TestHalfPrecision:
+    """Poses, weights, biases and gates in half precision are read as they are; all sums are in float32."""
+
+    @pytest.mark.parametrize("geometry", ["groups", "overlapping"])
+    @pytest.mark.parametrize(
+        ("of_poses", "of_weights"),  # of a layer in half precision, and of one under autocast
+        [
+            (torch.float16, torch.float16),
+            (torch.bfloat16, torch.bfloat16),
+            (torch.bfloat16, torch.float32),
+            (torch.float32, torch.float16),
+        ],
+        ids=str,
+    )
+    def test_only_the_gradients_are_rounded_and_only_once(self, of_poses, of_weights, geometry):
+        p = Problem(GEOMETRIES[geometry], "each", gates=True, device=DEVICE)
+        query, offset = p.dot("each")
+        types = [of_poses, of_weights, of_weights, *[torch.float32] * 3]
+        exact = [
+            x.detach().to(t).double()
+            for x, t in zip((p.poses, p.weight, p.bias, p.gates, query, offset), types, strict=True)
+        ]
+        results = []
+        for kind, own in (("reference", exact), ("triton", [x.to(t) for x, t in zip(exact, types, strict=True)])):
+            *of_votes, gates, query, offset = leaves = [x.requires_grad_() for x in own]
+            votes = LinearVotes(*of_votes, (p.rows, p.h), *p.geometry[3:], backend=kind).gated(gates)
+            first = votes.weighted_sum(Dot(query, offset), "children")
+            second = votes.weighted_sum(Dot(first))
+            found = [first, second, *votes.moments(Gaussian(second, first.square(), first[..., 0]), None, 0.1)[:3]]
+            loss = sum((x * torch.linspace(-1, 1, x.numel()).to(x).view_as(x)).sum() for x in found)
+            results.append((found, torch.autograd.grad(loss, leaves)))
+        (expected, wanted), (found, gradients) = results
+        assert {x.dtype for x in found} == {torch.float32}
+        assert [x.dtype for x in gradients] == types
+        for e, f in zip(expected, found, strict=True):
+            assert_close(f.double(), e, rtol=1e-4, atol=1e-5)
+        for w, g in zip(wanted, gradients, strict=True):
+            rounding = torch.finfo(g.dtype).eps
+            # A map adds up the rounded gradients of its windows.
+            atol = (rounding if geometry == "overlapping" else 0) + 1e-5
+            assert_close(g.double(), w, rtol=rounding / 2 + 1e-4, atol=atol * max(1, w.abs().max().item()))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    def test_no_copy_of_the_children_in_float32(self, dtype):
+        p = Problem(Geometry((3, 24, 1, 1, 2, 1), (24, 1, 1, 3, 1, 1), 24), "each", gates=True, device=DEVICE)
+        votes = LinearVotes(*(x.detach().to(dtype) for x in (p.poses, p.weight, p.bias)), (2, 1), backend="triton")
+        children = votes.tensors(p.gates.detach().to(dtype).unflatten(1, (-1, 1, 1)))
+        assert {x.dtype for x in children} == {dtype}
+        into = Gradients(*map(accumulator, children))
+        query, mean, precision = (torch.rand(3, 3, 2, device=DEVICE) for _ in range(3))
+        gaussian = ParentTensors(mean, precision, precision[..., 0].contiguous())
+        with Conversions() as conversions:
+            results = weighted_sum(children, ParentTensors(query), Options())
+            weighted_sum_backward(results[:1], results, children, ParentTensors(query), Options(), into)
+            results = moments(children, gaussian, Options())
+            moments_backward((*results[:3], results[0]), results[:3], children, gaussian, Options(), into)
+        assert all(x.isfinite().all() and x.any() for x in into)
+        assert max(conversions.counts) < min(x.numel() for x in children)  # moments converts one child
+
+    def test_compiled_code_converts_the_children(self, monkeypatch):
+        """Autograd would round the gradient of each iteration."""
+        p = Problem(GEOMETRIES["groups"], "each", device=DEVICE)
+        votes = LinearVotes(*(x.detach().half() for x in (p.poses, p.weight, p.bias)), (2, 1), backend="triton")
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert {x.dtype for x in votes.tensors(None) if x is not None} == {torch.float32}
 
 
 @pytest.mark.parametrize("agreement", ["uniform", "dot", "gaussian"])

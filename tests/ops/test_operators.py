@@ -83,7 +83,7 @@ class TestSharedGradients:
         p.weight.requires_grad_(False)
         votes = p.votes(self.backend)
         out = votes.weighted_sum(Dot(votes.weighted_sum(None)))
-        poses, weight, bias, gates = votes.cache.handed_on[True]  # what the next reduction would take
+        _, (poses, weight, bias, gates) = votes.cache.handed_on[True]  # what the next reduction would take
         assert poses.requires_grad
         assert bias.requires_grad
         assert not weight.requires_grad
@@ -108,7 +108,8 @@ class TestSharedGradients:
             x.data = x.data.to(dtype)
         votes = p.votes(self.backend)
         found = votes.weighted_sum(Dot(votes.weighted_sum(None)))
-        assert {x.dtype for x in votes.cache.handed_on[True] if x is not None} == {torch.float32}
+        _, carriers = votes.cache.handed_on[True]
+        assert {x.dtype for x in carriers if x is not None} == {torch.float32}
         gradients = torch.autograd.grad(found.sum(), p.leaves)
         assert {x.dtype for x in gradients} == {dtype}
 

@@ -90,6 +90,16 @@ def test_a_run_goes_on_beside_the_one_before(found, runs):
     assert last.curves()["accuracy"]["training"][0] == [1, 2, 3]
 
 
+def test_a_longer_training_says_that_its_cycle_moves(found, tmp_path, capfd):
+    run = Run.find(shutil.copytree(found.folder, tmp_path / "run"))
+    changes = {"trainer.callbacks": "torchcaps.training.OneCycle", **QUIET}
+    run.training(changes, resume=True)
+    assert "OneCycle" not in capfd.readouterr().err
+    run.training({"trainer.max_epochs": 3, **changes}, resume=True)
+    said = "trainer.max_epochs = 2, and now it is 3: the learning rate jumps, because OneCycle"
+    assert said in capfd.readouterr().err
+
+
 def test_a_run_goes_on_after_its_newest_checkpoint(found, tmp_path):
     folder = shutil.copytree(found.folder, tmp_path / "run")
     shutil.copy(folder / "checkpoints" / "previous.ckpt", folder / "checkpoints" / "best.ckpt")

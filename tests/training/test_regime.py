@@ -1,10 +1,11 @@
 """Mixup and the one-cycle schedule: by their formulas, and in a training."""
 
+import contextlib
 import math
 
 import pytest
 import torch
-from lightning import Trainer
+from lightning import Callback, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -188,3 +189,27 @@ def test_wrong_arguments_of_mixup(inputs, labels, error, message):
     with pytest.raises(error, match=message) as raised:
         mixup(inputs, labels, classes=3)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:A `OneCycleLR` scheduler is using")
+@pytest.mark.parametrize(
+    ("interval", "total", "advice"),
+    [
+        ("step", 9, r"after 9 steps, .* takes 10: give --model\.scheduler\.total_steps 10 or --trainer\.max_steps 9$"),
+        ("epoch", 2, r"after 2 epochs, .* takes 3: give --model\.scheduler\.total_steps 3 or --trainer\.max_epochs 2$"),
+        ("step", 10, None),
+    ],
+)
+def test_a_schedule_that_ends_before_the_training(interval, total, advice):
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=total)
+
+    expected = pytest.raises(ValueError, match="OneCycleLR ends " + advice) if advice else contextlib.nullcontext()
+    with expected:
+        fit(
+            Callback(),
+            torch.optim.Adam,
+            epochs=2 if interval == "step" else 3,
+            scheduler=schedule,
+            scheduler_interval=interval,
+        )

@@ -67,15 +67,11 @@ def run(options: argparse.Namespace) -> None:
     network = training.model.network
     states = [(label, partial(run.load_weights_into, network)) for label, run in checkpoints]
     samples = _samples(options, training)
-    if samples.target == "masks":  # a page is about what is predicted of a whole sample
-        for path, _ in write_figures(network, samples, folder, training.datamodule, states):
-            print(f"figure: {path}")
-        return
     report = _report(options, training, samples, checkpoints, states)
     for path, caption in write_figures(network, samples, folder, training.datamodule, states):
         report["figures"].append((path.name, caption))
         print(f"figure: {path}")
-    if samples.target != "class":
+    if samples.target in ("labels", "numbers"):
         print("torchcaps: figures that need one class for each sample are left out", file=sys.stderr)
     page = write_page(report, folder / "index.html")
     print(f"page: {page}")

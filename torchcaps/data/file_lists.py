@@ -205,7 +205,7 @@ def _by_stem(home: Path, name: str, kind: FileKind, others: list[str], folder: P
     others += [path.relative_to(folder).as_posix() for path in rest]
     by_stem: dict[str, Path] = {}
     for path in files:
-        stem = path.relative_to(place).with_suffix("").as_posix()
+        stem = as_key(path.relative_to(place).with_suffix("").as_posix())
         if (first := by_stem.setdefault(stem, path)) != path:
             raise DataError(f"{path}: {first.name} has the same name: keep one, since a {kind.noun} has one mask")
     return by_stem

@@ -18,7 +18,17 @@ from torchcaps.data.mask_files import MaskFiles, Piece, Reader, Span, Tile, cut,
 from torchcaps.data.mask_values import MOST_VALUES, Value, check_palettes, checked_value, code_of, find_values, value_of
 from torchcaps.data.masks import VOID, MaskData, pixel_counts
 from torchcaps.data.notes import listed, say
-from torchcaps.data.pictures import Window, as_tensor, border_of, in_threads, placement, read_upright, upright_size
+from torchcaps.data.pictures import (
+    Window,
+    as_tensor,
+    border_of,
+    in_threads,
+    lies,
+    opened,
+    placement,
+    read_upright,
+    upright_size,
+)
 from torchcaps.data.splits import PART_WORDS, Part
 from torchcaps.data.targets import Target
 from torchcaps.utils.arguments import Count, CountOrZero, Fraction, checked
@@ -247,9 +257,12 @@ class MaskFolder(MaskData, ImageFolder):
         except DataError as error:
             return str(error)
         if classes.size != size:
+            with opened(self._folder / path) as picture:
+                only_turned = lies(picture) and classes.size == picture.size
+            turns = ", as its metadata turns it: turn the mask, too" if only_turned else ": give both one size"
             return (
                 f"{self._folder / self._mask_of(path)}: is {classes.width} x {classes.height}, and its picture "
-                f"{Path(path).name} {size[0]} x {size[1]}: give both one size"
+                f"{Path(path).name} {size[0]} x {size[1]}{turns}"
             )
         tiles: list[tuple[Span, Span] | None] = [None]
         if self.tiled:

@@ -99,8 +99,12 @@ def turned(pixels: Image.Image, picture: Image.Image) -> Image.Image:
 def upright_size(path: Path) -> tuple[int, int]:
     """Return the width and the height of a picture that is upright."""
     with opened(path) as picture:
-        width, height = picture.size
-        return (height, width) if picture.getexif().get(0x0112) in (5, 6, 7, 8) else (width, height)
+        return picture.size[::-1] if lies(picture) else picture.size
+
+
+def lies(picture: Image.Image) -> bool:
+    """Return whether the metadata of a picture says that its rows are columns."""
+    return picture.getexif().get(0x0112) in (5, 6, 7, 8)
 
 
 def placement(picture: tuple[int, int], image: tuple[int, int], fit: Fit) -> tuple[Box, tuple[int, int, int, int]]:

@@ -76,11 +76,12 @@ def masks_figure(
     present = predicted.flatten()
     if masks is not None:
         masks = masks[:MOST_IMAGES].cpu()
-        rows.append(Row(_over(images, masks), label="mask"))
+        rows.append(Row(over(images, masks), label="mask"))
         dice = dice_of(overlaps(predicted, masks, len(names))).nanmean(1).tolist()
         titles = [f"Dice {value:.2f}" for value in dice]
-        present = torch.cat([present, masks[masks != IGNORED]])
-    rows.append(Row(_over(images, predicted), titles, label="prediction"))
+        predicted = predicted.masked_fill(masks == IGNORED, IGNORED)
+        present = torch.cat([x[x != IGNORED] for x in (predicted, masks)])
+    rows.append(Row(over(images, predicted), titles, label="prediction"))
     counts = present.bincount(minlength=len(names))
     bar = ""
     if maps:
@@ -89,7 +90,7 @@ def masks_figure(
         rows += [Row(list(values[:, k]), label=f"{what}:\n{names[k]}") for k in chosen]
         bar = what
     figure = panels_figure(rows, "What the network predicts of each pixel", 1.5, MOST_IMAGES, bar=bar)
-    patches = [Patch(color=_color(k), label=name) for k, name in enumerate(names) if k and counts[k]]
+    patches = [Patch(color=color_of(k), label=name) for k, name in enumerate(names) if k and counts[k]]
     if patches:
         figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 6))
     return figure
@@ -104,21 +105,22 @@ def overlay(picture: Image.Image, mask: np.ndarray) -> Image.Image:
         mask: class of each pixel, `(height, width)`.
     """
     image = torch.from_numpy(np.array(picture.convert("RGB"))).movedim(-1, 0) / 255
-    (drawn,) = _over(image[None], torch.from_numpy(mask)[None].long())
+    (drawn,) = over(image[None], torch.from_numpy(mask)[None].long())
     return Image.fromarray((255 * drawn).round().byte().movedim(0, -1).numpy())
 
 
-def _color(label: int) -> str:
+def color_of(label: int) -> str:
+    """Return the color of a class in pictures."""
     return COLORS[(label - 1) % len(COLORS)]
 
 
-def _over(images: Tensor, masks: Tensor) -> list[Tensor]:
+def over(images: Tensor, masks: Tensor) -> list[Tensor]:
     """Return images, gray, with the color of each pixel's class laid over; pixels that do not count are white."""
     drawn = []
     for image, mask in zip(images.float().cpu(), masks, strict=True):
         picture = image.mean(0, keepdim=True).clamp(0, 1).repeat(3, 1, 1)
         for label in mask[mask > 0].unique().tolist():
-            color = torch.tensor([int(_color(label)[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+            color = torch.tensor([int(color_of(label)[i : i + 2], 16) / 255 for i in (1, 3, 5)])
             inside = mask == label
             picture[:, inside] = (1 - SHADE) * picture[:, inside] + SHADE * color[:, None]
         picture[:, mask == IGNORED] = 1.0

@@ -232,8 +232,8 @@ class MaskResults(Results):
         if held_out is not None:
             of_held_out = of_each_class(self._counts(held_out))
             self.held_out_metrics = {"dice": mean_of([x.dice for x in of_held_out]), **self._metrics(of_held_out)}
-        dice, iou, of_images, *_ = map(mean_of, zip(*measures, strict=True))
-        means = OfClass(dice, iou, of_images, 1.0, len(tested.targets))
+        self.dice, iou, of_images, *_ = map(mean_of, zip(*measures, strict=True))
+        means = OfClass(self.dice, iou, of_images, 1.0, len(tested.targets))
         for name, values in zip([*names, "mean of the classes"], [*measures, means], strict=True):
             shares = ["" if x != x else f"{x:.4f}" for x in values[:4]]
             self.rows.append((name, *shares, str(values.images)))

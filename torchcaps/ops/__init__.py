@@ -5,6 +5,7 @@ stored.py                 votes as a tensor: the definition of every reduction
 computed.py, poses.py     votes that are computed inside the reductions
 pool.py                   routing between the positions of a map, for `RoutingPool2d`
 operators.py, backend.py  an operator for each reduction and backend, and the choice of one
+device_check.py           whether a CUDA device computes with the Triton kernels what the reference computes
 tiled/ native/ triton/    the backends: a file for each reduction
 children.py, grid.py, numerics.py   tensors of the children, windows, and arithmetic that all share
 """

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import torch
 
 from torchcaps.ops import native
+from torchcaps.ops.device_check import why_not_trusted
 from torchcaps.utils.arguments import checked
 from torchcaps.utils.checks import check_choice
 from torchcaps.utils.private import constant_when_compiled, is_transformed
@@ -24,12 +25,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NATIVE_MISSING = native.why_not()
 
 OLDEST = (8, 0)  # lowest compute capability that the Triton kernels are compiled for
-# Compute capabilities of devices on which benchmarks/device.py has passed. On a CUDA device of another capability
-# "auto" is "tiled". (9, 0): bench of commit d568bf6 and tests of 601a2a6 on an H200.
-CHECKED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 # Most numbers of a vote, most of a child's votes for all parents, and most weights from a child to one parent. The
 # kernels hold them in registers: larger ones would run out of registers and take minutes to compile.
 MOST_FEATURES, MOST_VOTES, MOST_WEIGHTS = 64, 2**13, 512
+# On a CUDA device that cannot take the kernels "auto" stores votes that fill at most this part of its memory. That is
+# faster than "tiled", and takes 3 to 17 times the memory of the votes (docs/performance.md).
+STORED_PART = 1 / 100
 
 _warned: set[str] = set()
 # Backends of the contexts that are open, in the order in which they were entered. Threads may leave theirs in another
@@ -55,9 +56,11 @@ def use_backend(backend: Backend) -> Iterator[None]:
     - "tiled" computes the votes block by block, again in the backward pass, and stores none. It runs on any device.
     - "native" does the same in C++ on the CPU, if it was built; see :func:`torchcaps.ops.backends`.
     - "triton" does the same in kernels for CUDA devices.
-    - "auto" is "native" on the CPU if it was built, "triton" on a CUDA device for whose compute capability the kernels
-      have passed their check on a device (9.0, of an H100 or H200), and "tiled" everywhere else. On a CUDA device a
-      warning says why it is "tiled". `use_backend("triton")` asks for the kernels all the same.
+    - "auto" is "native" on the CPU if it was built, "triton" on a CUDA device of compute capability 8.0 or later whose
+      check of the kernels has passed, and "tiled" everywhere else. The check runs once, at the first use of a device,
+      and its answer is kept in a file. On a CUDA device that cannot take the kernels, "auto" is "reference" for votes
+      that fill at most a hundredth of its memory, and a warning says why. `use_backend("triton")` runs the kernels
+      without a check.
 
     A layer whose own `backend` is not "auto" keeps it. Where contexts of several threads overlap, the one that was
     entered last counts.
@@ -81,10 +84,14 @@ def use_backend(backend: Backend) -> Iterator[None]:
 def backends() -> dict[str, str | None]:
     """Return for each backend why it cannot be used on this machine, or None if it can.
 
-    A backend that can be used is not always one that "auto" stands for: see :func:`torchcaps.use_backend`.
+    On a CUDA device "triton" has to pass its check; this function runs it if the device has no answer yet. A backend
+    that can be used is not always one that "auto" stands for: see :func:`torchcaps.use_backend`.
     """
     there_is = torch.cuda.is_available()
-    triton = why_no_triton(torch.device("cuda" if there_is else "cpu"))
+    device = torch.device("cuda" if there_is else "cpu")
+    triton = why_no_triton(device)
+    if triton is None and there_is:
+        triton = why_not_trusted(device)
     if HAS_TRITON and not there_is and not INTERPRETED:
         triton = "there is no CUDA device"
     return {"reference": None, "tiled": None, "native": NATIVE_MISSING, "triton": triton}
@@ -123,12 +130,9 @@ def why_no_triton(device: torch.device, sizes: tuple[int, int, int, int] | None 
 
 
 @constant_when_compiled
-def _why_not_checked(device: torch.device) -> str | None:
-    """Return why "auto" avoids the Triton kernels on a CUDA device that can run them, or None if it takes them."""
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) in CHECKED:
-        return None
-    return f"the kernels, which use_backend('triton') asks for, are not yet checked on capability {major}.{minor}"
+def _most_stored(device: torch.device) -> int:
+    """Return how many bytes the votes may have that "auto" stores on a CUDA device without the kernels."""
+    return int(torch.cuda.get_device_properties(device).total_memory * STORED_PART)
 
 
 @constant_when_compiled
@@ -139,13 +143,14 @@ def _warn_once(message: str) -> None:
 
 
 def choose_backend(
-    backend: Backend, device: torch.device, sizes: tuple[int, int, int, int] | None = None
+    backend: Backend, device: torch.device, sizes: tuple[int, int, int, int] | None = None, stored: int = 0
 ) -> Literal["reference", "tiled", "native", "triton"]:
     """Return the backend that "auto" stands for on a device, or the requested one.
 
     Args:
-        sizes: number of parents, rows and columns of the children's poses, and columns of the votes; None: do not check
-            them.
+        sizes: number of parents, rows and columns of the children's poses, and columns of the votes; None for an
+            operation without votes.
+        stored: bytes of all votes.
 
     Raises:
         ValueError: there is no such backend, or it cannot run here.
@@ -165,12 +170,15 @@ def choose_backend(
             return "native"
         if device.type != "cuda":
             return "tiled"
-        reason = why_no_triton(device, sizes) or _why_not_checked(device)
+        reason = why_no_triton(device, sizes) or why_not_trusted(device)
         if reason is None:
             return "triton"
-        if sizes is not None:  # operators without them have no Triton kernel
-            _warn_once(f"{reason}: backend='auto' uses 'tiled'")
-        return "tiled"
+        if sizes is None:  # an operation that stores no votes
+            return "tiled"
+        _warn_once(f"{reason}: backend='auto' is 'reference' for few votes, and 'tiled' for many")
+        if torch.compiler.is_compiling() or stored > _most_stored(device):  # compiled code may take any batch
+            return "tiled"
+        return "reference"
     reason = why_no_triton(device, sizes) if backend == "triton" else None
     if backend == "native":
         reason = NATIVE_MISSING if device.type == "cpu" else f"it needs tensors on the CPU, got {device.type}"

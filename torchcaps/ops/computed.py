@@ -33,12 +33,12 @@ class Cache:
     Attributes:
         stored: the stored votes of the reference backend, keyed by `is_grad_enabled()`: votes made under `no_grad`
             must not be reused with gradients.
-        handed_on: the children to give to the next reduction, see :func:`torchcaps.ops.operators.apply_operator`, with
-            the same keys.
+        handed_on: the children, and the carriers of their gradients to give to the next reduction, see
+            :func:`torchcaps.ops.operators.apply_operator`, with the same keys.
     """
 
     stored: dict[bool, StoredVotes] = field(default_factory=dict)
-    handed_on: dict[bool, Children] = field(default_factory=dict)
+    handed_on: dict[bool, tuple[Children, Children]] = field(default_factory=dict)
 
 
 class ComputedVotes(Votes):
@@ -173,10 +173,10 @@ class ComputedVotes(Votes):
             if x is not None:  # with one on "meta" PyTorch would not call the operator, which checks all else
                 check_device(what, x, "votes", self.device)
         with_gradient, handed_on = torch.is_grad_enabled(), self.cache.handed_on
-        children = handed_on.get(with_gradient) or self._children()
-        results, children = apply_operator(self.operators[name], children, parents, options)
+        children, carriers = handed_on.get(with_gradient) or (self._children(), None)
+        results, carriers = apply_operator(self.operators[name], children, parents, options, carriers)
         if not torch.compiler.is_compiling():
-            handed_on[with_gradient] = children
+            handed_on[with_gradient] = children, carriers
         return results
 
     def _tensors_of(self, agreement: Dot | UnitDot | Gaussian | None) -> ParentTensors:
@@ -272,8 +272,10 @@ class LinearVotes(ComputedVotes):
     def _with_weights(self, weight: Tensor, bias: Tensor | None) -> None:
         """Set weight and bias, and the backend that can take votes of their size."""
         self.weight, self.bias, self.cache = weight, bias, Cache()
-        sizes = (self.parents, *self.poses.shape[-2:], weight.shape[-1])
-        self.backend = choose_backend(self._requested_backend, self.device, sizes)
+        rows, depth, width = *self.poses.shape[-2:], weight.shape[-1]
+        stored = self.batch * self.children * self.parents * rows * width * self.sum_dtype.itemsize
+        sizes = self.parents, rows, depth, width
+        self.backend = choose_backend(self._requested_backend, self.device, sizes, stored)
         self.operators = BACKENDS[self.backend]
 
     def detach(self) -> Self:
@@ -329,9 +331,12 @@ class LinearVotes(ComputedVotes):
         return x.unflatten(-1, (self.poses.shape[-2], -1))[..., : self.weight.shape[-1]].flatten(-2)
 
     def tensors(self, gates: Tensor | None) -> Children:
-        # Half precision would be no faster here, and it would round the gradients that iterations sum up.
-        poses, weight = at_least_float32(self.poses), at_least_float32(self.weight)
-        bias = None if self.bias is None else at_least_float32(self.bias)
+        poses, weight, bias = self.poses, self.weight, self.bias
+        # Triton's kernels read half precision. On a CPU it would be no faster, and compiled code would round the
+        # gradients that iterations sum up.
+        if self.backend != "triton" or torch.compiler.is_compiling():
+            poses, weight = at_least_float32(poses), at_least_float32(weight)
+            bias = None if bias is None else at_least_float32(bias)
         if self.unfolds:
             poses = windows(poses, self.window, self.options.stride, self.options.dilation)[:, :, None, None]
             weight = self._unfolded(weight)[:, None, None]
@@ -339,8 +344,9 @@ class LinearVotes(ComputedVotes):
             gates = None if gates is None else gates.flatten(1)[:, :, None, None]
         if self.backend == "native":  # one copy for all iterations
             poses, weight = poses.contiguous(), weight.contiguous()
-        elif self.backend == "triton":  # its kernels read weights with the parents innermost
+        elif self.backend == "triton":  # its kernels read weights and biases with the parents innermost
             poses, weight = poses.contiguous(), weight.movedim(3, -1).contiguous().movedim(-1, 3)
+            bias = None if bias is None else bias.movedim(3, -1).contiguous().movedim(-1, 3)
         return Children(poses, weight, bias, gates)
 
     @property

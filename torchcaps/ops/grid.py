@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.ops.numerics import sum_dtype
 from torchcaps.utils.private import is_traced
 
 Pair = tuple[int, int]  # of a number down and a number across
@@ -48,7 +49,7 @@ def put_back(x: Tensor, shape: torch.Size, kernel: Pair, stride: Pair, dilation:
     sides = zip(shape[2:4], kernel, stride, dilation, strict=True)
     height, width = (positions(*side) for side in sides)
     shown = x.reshape(shape[0], height, width, shape[1], kernel[0] * kernel[1], *shape[4:]).movedim((1, 2), (2, 3))
-    total = x.new_zeros(shape)
+    total = x.new_zeros(shape, dtype=sum_dtype(x.dtype))
     for i, place in enumerate(_places(shape, kernel, stride, dilation)):
         total[place].add_(shown[:, :, :, :, i])
     return total

@@ -22,6 +22,7 @@ from torchcaps.ops import native
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors, Tensors, check_parents, count_samples
 from torchcaps.ops.numerics import accumulator, autocast_off, sum_dtype
 from torchcaps.ops.tiled.net_sum import Net
+from torchcaps.utils.arguments import HALF
 from torchcaps.utils.private import has_plain_values, is_batched, is_profiled
 
 Parents = tuple[Tensor | None, ...]
@@ -97,10 +98,14 @@ class Operator:
         run: the backend's function: `run(children, parents, options)` returns the results.
         run_backward: `run_backward(grads, results, children, parents, options, into)` adds to the tensors `into` and
             returns the gradients of the parents' tensors, None where there is none.
+
+    Attributes:
+        takes_none: whether `run_backward` takes None for gradients of results that are zero.
     """
 
     def __init__(self, backend: str, reduction: Reduction, run: Callable[..., Any], run_backward: Callable[..., Any]):
         self.reduction, self._run, self._run_backward = reduction, run, run_backward
+        self.takes_none = backend == "triton"  # zeros would be one more launch
         name = f"{backend}_{reduction.name}"
         parents = [f"Tensor? {x}" for x in reduction.parents._fields]
         arguments = ", ".join((CHILDREN_ARGUMENTS, *parents, OPTION_ARGUMENTS))
@@ -199,10 +204,7 @@ class Operator:
             held: tensors to which those of the children are added; where one is None, it is made if needed.
             needed: whether each child's tensor needs a gradient, and maybe more.
         """
-        if torch.is_grad_enabled():
-            raise RuntimeError("computed votes have no second derivatives (create_graph=True): use backend='reference'")
-        if any(grad is not None and is_batched(grad) for grad in grads):
-            raise RuntimeError("computed votes have no batched gradients (vectorize=True): use backend='reference'")
+        refuse_transforms(grads)
         saved = iter(ctx.saved_tensors)  # read once: activation checkpointing gives each tensor once
         results = tuple(islice(saved, self.reduction.kept))
         children, parents, options = Children(*islice(saved, 4)), tuple(saved), ctx.options
@@ -212,11 +214,13 @@ class Operator:
             accumulator(x) if grad is None and x is not None and wanted else grad
             for grad, x, wanted in zip(held, children, needed, strict=False)
         ]
-        full_grads = [
-            torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
+        left_out = _can_be_left_out(*grads, *children, *parents)
+        kept = left_out and self.takes_none
+        full_grads: Any = [
+            torch.zeros(shape, dtype=dtype, device=device) if grad is None and not kept else grad
             for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=False)
         ]
-        if _can_be_left_out(*full_grads, *children, *parents):
+        if left_out:
             parent_grads = self._differentiated(
                 tuple(full_grads), results, children, parents, options, Gradients(*into)
             )
@@ -224,6 +228,14 @@ class Operator:
             given = _as_tuple(self.backward(*full_grads, *results, *children, *parents, *options, *into))
             parent_grads = tuple(grad if x is not None else None for grad, x in zip(given, parents, strict=True))
         return *into, *parent_grads
+
+
+def refuse_transforms(grads: Sequence[Tensor | None]) -> None:
+    """Raise an error in a backward pass whose gradients shall be differentiated again, or are batched."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("computed votes have no second derivatives (create_graph=True): use backend='reference'")
+    if any(grad is not None and is_batched(grad) for grad in grads):
+        raise RuntimeError("computed votes have no batched gradients (vectorize=True): use backend='reference'")
 
 
 def _can_be_left_out(*tensors: Tensor | None) -> bool:
@@ -280,38 +292,66 @@ BACKENDS: dict[str, dict[str, Operator]] = {"reference": {}, "tiled": TILED, "na
 
 
 def apply_operator(
-    operator: Operator, children: Children, parents: Parents, options: Options
+    operator: Operator, children: Children, parents: Parents, options: Options, carriers: Children | None = None
 ) -> tuple[Tensors, Children]:
-    """Run a reduction. Return its results, and the children to give to the next reduction of the same votes."""
+    """Run a reduction. Return its results, and the carriers to give to the next reduction of the same votes.
+
+    Args:
+        carriers: tensors that bring the gradients of the children from the later iterations, as the reduction before
+            this one has returned them; None: there was none.
+    """
     if torch.compiler.is_compiling():
         return _as_tuple(operator.forward(*children, *parents, *options)), children
     if not torch.is_grad_enabled():
         return operator.reduce(children, parents, options), children
     count = len(operator.reduction.results)
-    given = _EagerReduction.apply(operator, options, *children, *parents)
-    handed_on = (before if after is None else after for before, after in zip(children, given[count:], strict=True))
+    carriers = carriers or Children._make(map(_carrier, children))
+    given = _EagerReduction.apply(operator, options, children, *carriers, *parents)
+    handed_on = (before if after is None else after for before, after in zip(carriers, given[count:], strict=True))
     return given[:count], Children._make(handed_on)
 
 
+def _carrier(x: Tensor | None) -> Tensor | None:
+    """Return a tensor whose gradient, in float32 at least, is that of x: x itself, if it has this precision."""
+    return _Float32Gradient.apply(x) if x is not None and x.dtype in HALF and x.requires_grad else x
+
+
+class _Float32Gradient(torch.autograd.Function):
+    """A float32 tensor without values in place of one in half precision, whose gradient is rounded once: autograd gives
+    gradients the precision of their tensors, and would round the sum after each iteration."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.dtype = x.dtype
+        ctx.set_materialize_grads(False)
+        return x.new_empty((), dtype=torch.float32).expand(x.shape)  # it takes no memory
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        return None if grad is None else grad.to(ctx.dtype)
+
+
 class _EagerReduction(torch.autograd.Function):
-    """A reduction that also returns the children unchanged, for the next iteration.
+    """A reduction that also returns the carriers unchanged, for the next iteration.
 
     In the backward pass they bring the gradients of the later iterations, and this one adds its own in place. That is
-    safe because no other autograd function sees these tensors.
+    safe because no other autograd function sees these tensors. The numbers of the children come apart from them.
     """
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, options: Options, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        children: Any = tensors[:4]
-        results = operator.reduce(Children._make(children), tensors[4:], options)
-        operator.save(ctx, tensors, options, results)
+    def forward(
+        ctx: Any, operator: Operator, options: Options, children: Children, *tensors: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        carriers, parents = tensors[:4], tensors[4:]
+        results = operator.reduce(children, parents, options)
+        operator.save(ctx, (*children, *parents), options, results)
         ctx.operator = operator
         ctx.mark_non_differentiable(*results[operator.reduction.differentiable :])
-        return *results, *(x if need else None for x, need in zip(children, ctx.needs_input_grad[2:6], strict=True))
+        return *results, *(x if need else None for x, need in zip(carriers, ctx.needs_input_grad[3:7], strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         operator: Operator = ctx.operator
         count = len(operator.reduction.results)
         held = Gradients(*grads[count:])
-        return None, None, *operator.gradients(ctx, grads[:count], held, ctx.needs_input_grad[2:])
+        return None, None, None, *operator.gradients(ctx, grads[:count], held, ctx.needs_input_grad[3:])

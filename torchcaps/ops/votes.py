@@ -282,6 +282,11 @@ class WeightedVotes:
         self._constants.append(total.new_ones(1, 1))
         return total
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether Triton's kernels compute the reductions, and what they take of a step as well."""
+        return getattr(self.votes, "backend", None) == "triton"
+
     # ------------------------------------------------------------ sizes and parents, as of the votes
 
     def count(self) -> Tensor:

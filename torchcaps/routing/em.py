@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Gaussian, WeightedVotes
+from torchcaps.ops.triton import parents
 from torchcaps.routing.base import Gradient, Init, Routing
 from torchcaps.routing.gaussian import Fit
 from torchcaps.routing.shape import LayerShape
@@ -80,18 +81,23 @@ class EMRouting(Routing):
     def build(self, shape: LayerShape) -> None:
         self.beta_a, self.beta_u = (nn.Parameter(torch.zeros(shape.parents)) for _ in range(2))
 
-    def agreement(self, fit: Fit) -> Gaussian:
-        return fit.agreement()  # E-step
+    def agreement(self, fit: Fit | Gaussian) -> Gaussian:
+        return fit if isinstance(fit, Gaussian) else fit.agreement()  # E-step
 
-    def step(self, votes: WeightedVotes, fit: Fit | None, t: int) -> tuple[Capsules, Fit]:
+    def step(self, votes: WeightedVotes, fit: Fit | Gaussian | None, t: int) -> tuple[Capsules, Fit | Gaussian]:
         m = votes.moments()  # M-step, lines 2 to 4
+        rise = 1 - self.decay ** (t + 1) if self.schedule == "saturating" else t + 1
+        factor, betas = self.inverse_temperature * rise, (self.beta_a, self.beta_u)
+        plain = votes.has_kernels and self.cost_range is None
+        if plain and parents.takes(m.variance.shape[-1], m.variance, m.mass, *betas):
+            variance, score, *gaussian = parents.fit(m.variance, None, m.mass, *betas, factor, floor=self.eps)
+            return votes.capsules(m.mean, score, variance), Gaussian(m.mean, *gaussian)
         variance = m.variance.clamp_min(self.eps)
         log_sigma = 0.5 * variance.log()
         cost = (self.beta_u.unsqueeze(-1) + log_sigma).sum(-1) * m.mass  # line 5
         if self.cost_range is not None:
             cost = self.cost_range * _rescaled(cost, m.mass, log_sigma)
-        rise = 1 - self.decay ** (t + 1) if self.schedule == "saturating" else t + 1
-        score = self.inverse_temperature * rise * (self.beta_a - cost)  # line 6
+        score = factor * (self.beta_a - cost)  # line 6
         return votes.capsules(m.mean, score, variance), Fit(m.mean, log_sigma, score)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Gaussian, WeightedVotes, at_least_float32, contract
+from torchcaps.ops.triton import parents
 from torchcaps.routing.base import Gradient, Init, Routing
 from torchcaps.routing.gaussian import Fit
 from torchcaps.routing.shape import LayerShape
@@ -69,17 +70,23 @@ class HeinsenRouting(Routing):
     def build(self, shape: LayerShape) -> None:
         self.beta_use, self.beta_ignore = (nn.Parameter(torch.zeros(shape.groups, shape.parents)) for _ in range(2))
 
-    def agreement(self, fit: Fit) -> Gaussian:  # lines 7, 8
+    def agreement(self, fit: Fit | Gaussian) -> Gaussian:  # lines 7, 8
+        if isinstance(fit, Gaussian):
+            return fit
         if self.model == "kmeans":
             return Gaussian(fit.mean, torch.full_like(fit.mean, 2), F.logsigmoid(fit.score))
         return fit.agreement()
 
-    def step(self, votes: WeightedVotes, fit: Fit | None, t: int) -> tuple[Capsules, Fit]:
+    def step(self, votes: WeightedVotes, fit: Fit | Gaussian | None, t: int) -> tuple[Capsules, Fit | Gaussian]:
         # Lines 13 and 16 together: sum_i use D_use - ign (f(a_i) - D_use) = sum_i (use + ign) D_use - sum_i ign f(a_i).
         betas = at_least_float32(self.beta_use) + at_least_float32(self.beta_ignore)
         m = votes.moments(betas, self.eps)  # lines 12, 17, 18
         assert m.benefit is not None
         score = m.benefit - _cost_of_all(self.beta_ignore, votes)  # line 16
+        plain = votes.has_kernels and self.model == "gaussian"
+        if plain and parents.takes(m.variance.shape[-1], m.variance, score):
+            variance, _, *gaussian = parents.fit(m.variance, score, eps=self.eps)
+            return votes.capsules(m.mean, score, variance), Gaussian(m.mean, *gaussian)
         variance = m.variance + self.eps
         return votes.capsules(m.mean, score, variance), Fit(m.mean, 0.5 * variance.log(), score)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import PoseLogits, Votes, WeightedVotes, nonzero
+from torchcaps.ops.triton import parents
 from torchcaps.routing.base import Routing
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import checked
@@ -55,6 +56,8 @@ class SelfRouting(Routing):
 
     def step(self, votes: WeightedVotes, logits: PoseLogits, t: int) -> tuple[Capsules, PoseLogits]:
         m = votes.moments()
+        if votes.has_kernels and parents.takes(votes.parents, m.mass):
+            return votes.capsules(m.mean, parents.share_logits(m.mass)), logits
         share = m.mass / nonzero(m.mass.sum(-1, keepdim=True))
         # The logit of a share is log(share) - log(1 - share). At most one share is above one half; for this one the sum
         # of the others keeps all digits of 1 - share.

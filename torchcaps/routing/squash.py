@@ -1,12 +1,15 @@
 """The squash of Sabour et al. 2017."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcaps.ops import at_least_float32, native
-from torchcaps.ops.backend import NATIVE_MISSING
+from torchcaps.ops.backend import INTERPRETED, NATIVE_MISSING, choose_backend
+from torchcaps.ops.triton import parents
 from torchcaps.utils.arguments import FloatTensor, checked
 from torchcaps.utils.private import has_plain_values, is_batched, is_traced
 
@@ -40,7 +43,8 @@ def squash(s: FloatTensor, dim: int = -1) -> Tensor:
         return _by_operators(s, dim)[0]
     if torch.is_grad_enabled() and s.requires_grad:
         return _Squash.apply(s, dim)
-    return native.squash(s) if _kernel_takes(s, dim) else _by_operators(s, dim)[0]
+    kernel = _kernel_for(s, dim)
+    return _by_operators(s, dim)[0] if kernel is None else kernel(s)
 
 
 def _by_operators(s: Tensor, dim: int) -> tuple[Tensor, ...]:
@@ -54,22 +58,30 @@ def _by_operators(s: Tensor, dim: int) -> tuple[Tensor, ...]:
     return (x * scale).to(s.dtype), scale, square, more, length
 
 
-def _kernel_takes(s: Tensor, dim: int) -> bool:
+def _kernel_for(s: Tensor, dim: int) -> Callable[..., Tensor] | None:
+    """Return the kernel that squashes vectors, and gives their gradient for one of the result; None for operators."""
+    if not has_plain_values(s) or s.numel() == 0:
+        return None
+    on_device = s.device.type == "cuda" or INTERPRETED
+    if on_device and choose_backend("auto", s.device) == "triton" and parents.takes(s.shape[dim], s):
+        return partial(parents.scaled, dim=dim)
     known = s.dtype in (torch.float32, torch.float64) and s.device.type == "cpu" and NATIVE_MISSING is None
-    last = dim in (-1, s.dim() - 1) and s.numel() > 0 and s.is_contiguous() and not s.is_neg()
-    return known and last and has_plain_values(s)
+    last = dim in (-1, s.dim() - 1) and s.is_contiguous() and not s.is_neg()
+    return native.squash if known and last else None
 
 
 class _Squash(torch.autograd.Function):
     """Its gradient, f g + f' / l (g . s) s for the length l, f = l / (1 + l^2) and the gradient g of the result, takes
-    half as many operators as those of the operators one by one. On a CPU a kernel takes it."""
+    half as many operators as those of the operators one by one. On a CPU, and where Triton's kernels run, one kernel
+    computes it."""
 
     @staticmethod
-    def forward(ctx: Any, s: Tensor, dim: int) -> Tensor:
+    def forward(ctx: Any, s: Tensor, dim: int) -> Any:
         ctx.dim = dim
-        if _kernel_takes(s, dim):
+        ctx.kernel = _kernel_for(s, dim)
+        if ctx.kernel is not None:
             ctx.save_for_backward(s)
-            return native.squash(s)
+            return ctx.kernel(s)
         v, *rest = _by_operators(s, dim)
         ctx.save_for_backward(s, *rest)
         return v
@@ -81,7 +93,7 @@ class _Squash(torch.autograd.Function):
             v = _by_operators(s, ctx.dim)[0]
             return torch.autograd.grad(v, s, grad, create_graph=True)[0], None
         if not rest and has_plain_values(grad) and not is_batched(grad):
-            return native.squash(s, grad), None
+            return ctx.kernel(s, grad), None
         x, g = at_least_float32(s), at_least_float32(grad)
         scale, square, more, length = rest or _by_operators(s, ctx.dim)[1:]
         # In this order no factor overflows.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Gaussian, WeightedVotes
+from torchcaps.ops.triton import parents
 from torchcaps.routing.base import Gradient, Init, Routing
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import Count, checked
@@ -70,7 +71,10 @@ class VBRouting(Routing):
 
     def step(self, votes: WeightedVotes, logits: Gaussian | None, t: int) -> tuple[Capsules, Gaussian]:
         r, mean, variance, _ = votes.moments()
-        d = mean.shape[-1]
+        d, is_last = mean.shape[-1], t == self.iterations - 1
+        if votes.has_kernels and parents.takes(votes.parents * d, r, mean, variance):
+            m, precision, prior, scores = parents.posterior(r, mean, variance)
+            return self._normalized(votes, m, scores, is_last), Gaussian(m, precision, prior)
         alpha, kappa, nu = 1 + r, 1 + r, d + 1 + r
         m = (r / kappa).unsqueeze(-1) * mean
         p = 1 + r.unsqueeze(-1) * variance + (r / kappa).unsqueeze(-1) * mean.square()
@@ -79,9 +83,12 @@ class VBRouting(Routing):
         log_det = (torch.digamma((nu.unsqueeze(-1) - below) / 2) + math.log(2) - p.log()).sum(-1)
         entropy = d / 2 * math.log(2 * math.pi * math.e) - log_det / 2
         after = Gaussian(m, nu.unsqueeze(-1) / p, log_share + (log_det - d / kappa) / 2)
-        is_last = t == self.iterations - 1
-        poses, scores = _normalized(m, self.pose_norm, is_last), -log_share.exp() * entropy
-        return votes.capsules(poses, _normalized(scores, self.score_norm, is_last)), after
+        return self._normalized(votes, m, -log_share.exp() * entropy, is_last), after
+
+    def _normalized(self, votes: WeightedVotes, poses: Tensor, scores: Tensor, is_last: bool) -> Capsules:
+        """Return the parents, after the batch norms."""
+        pairs = (poses, self.pose_norm), (scores, self.score_norm)
+        return votes.capsules(*(_normalized(x, norm, is_last) for x, norm in pairs))
 
 
 def _normalized(x: Tensor, norm: Any, counts: bool) -> Tensor:

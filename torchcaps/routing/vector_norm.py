@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Softmax, UnitDot, WeightedVotes, normalize
 from torchcaps.ops.pool import pool_by_agreement
+from torchcaps.ops.triton import parents
 from torchcaps.routing.base import Gradient, Init, Routing
 from torchcaps.routing.shape import LayerShape
 from torchcaps.utils.arguments import CountOrZero, NotNegative, apply, checked
@@ -81,7 +82,8 @@ class VectorNormRouting(Routing):
 
     def step(self, votes: WeightedVotes, total: Tensor | None, t: int) -> tuple[Capsules, Tensor]:
         s = votes.weighted_sum()  # line 5 (and 10)
-        v = normalize(s)  # line 6
+        takes = votes.has_kernels and parents.takes(s.shape[-1], s)
+        v = parents.unit(s) if takes else normalize(s)  # line 6
         total = v if total is None else total + v  # line 8: b_ij = V_ij / |V_ij| . (sum of the parents so far)
         return votes.capsules(apply("activation", self.activation, s)), total  # line 11
 

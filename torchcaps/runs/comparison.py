@@ -9,6 +9,7 @@ from torchcaps.recipes.values import leaves, own_arguments, spelled
 from torchcaps.runs.checkpoint import A_CHECKPOINT, Checkpoint, check_alike
 from torchcaps.runs.places import warn
 from torchcaps.training.build import Training
+from torchcaps.training.one_cycle import OneCycle
 from torchcaps.training.overrides import Override
 from torchcaps.utils.checks import counted, one_line
 
@@ -16,6 +17,7 @@ EXACT = tuple(  # options of the trainer on which the weights depend
     f"trainer.{name}"
     for name in ("precision", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
 )
+LENGTHS = ("trainer.max_epochs", "trainer.max_steps")
 IRRELEVANT = (".root", ".cache", ".num_workers")  # options of data that do not change the samples
 ENCODER = ("data.init_args.encoder", "data.init_args.revision")
 
@@ -35,6 +37,7 @@ def compare(path: Path, training: Training, overrides: Sequence[Override]) -> No
     given = {override.path[-1] for override in overrides}
     resumed = training.resumed is not None
     part = "" if resumed else "network."
+    cycles = any(isinstance(x, OneCycle) for x in training.trainer.callbacks)  # type: ignore[attr-defined]
     for name in {**then, **now}:
         if then.get(name) == now.get(name) or (name not in then and name.rpartition(".")[2] not in given):
             continue  # a name that the run lacks and nobody gave is that of a newer argument, with its default
@@ -47,6 +50,8 @@ def compare(path: Path, training: Training, overrides: Sequence[Override]) -> No
             warn(f"{changed}: the run keeps its seed")
         elif resumed and (name in EXACT or (name.startswith("data.") and not name.endswith(IRRELEVANT))):
             warn(f"{changed}: the run will not continue exactly")
+        elif resumed and name in LENGTHS and cycles:
+            warn(f"{changed}: the learning rate jumps, because OneCycle now goes once over the longer training")
     _compare_data(path, training, overrides)
 
 

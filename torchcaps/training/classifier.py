@@ -362,6 +362,22 @@ class Classifier(LightningModule):
         data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
         return inputs.dim() == 5 and not self._takes_volumes and getattr(data, "ten_crop", True)
 
+    def on_train_start(self) -> None:
+        for config in self.trainer.lr_scheduler_configs:
+            self._check_length(config.scheduler, f"{config.interval}s")
+
+    def _check_length(self, scheduler: Any, units: str) -> None:
+        """Check that a schedule of a fixed length, such as OneCycleLR's, does not end before the training."""
+        steps = self.trainer.estimated_stepping_batches if units == "steps" else self.trainer.max_epochs
+        most = getattr(scheduler, "total_steps", None)
+        if most is None or steps is None or not most < steps < math.inf:
+            return
+        longer = "" if self.trainer.ckpt_path else f"--model.scheduler.total_steps {steps:.0f} or "
+        raise ValueError(
+            f"{type(scheduler).__name__} ends after {counted(most, units[:-1])}, and the training takes {steps:.0f}: "
+            f"give {longer}--trainer.max_{units} {most}"
+        )
+
     def training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Tensor:
         batch = self.mixed(batch)
         outcome = self.outcome("train", batch, batch_idx)

@@ -9,6 +9,7 @@ import torch
 
 from torchcaps._version import __version__
 from torchcaps.utils.checks import counted
+from torchcaps.utils.private import newest_cuda
 
 
 def commit() -> str:
@@ -30,6 +31,15 @@ def processor() -> str:
     except OSError:
         name = None
     return name[1] if name else platform.processor() or platform.machine()
+
+
+def nvidia_driver() -> str:
+    """Return the version of the NVIDIA driver; where no file says it, that of the newest CUDA that it can run."""
+    try:
+        version = re.search(r"\b\d+\.\d[\d.]*", Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
+    except OSError:
+        version = None
+    return version[0] if version else f"CUDA {newest_cuda()}"
 
 
 def hardware() -> str:

@@ -42,6 +42,12 @@ def has_plain_values(*tensors: Tensor | None) -> bool:
     return not in_dispatch_mode()
 
 
+def in_backward() -> bool:
+    """Return whether this thread is computing gradients. There is no public function for this."""
+    task: int = torch._C._current_graph_task_id()
+    return task >= 0
+
+
 def is_profiled() -> bool:
     """Return whether a profiler of PyTorch sees every operator. There is no public function for this."""
     profiled: bool = torch.autograd._profiler_enabled()
@@ -74,6 +80,12 @@ def softmax_backward(gradient: Tensor, result: Tensor) -> Tensor:
 def shared_store() -> Any:
     """Return the store that the processes of a group share. There is no public function for this."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def newest_cuda() -> int:
+    """Return the newest version of CUDA that the NVIDIA driver can run. There is no public function for this."""
+    version: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+    return version
 
 
 F = TypeVar("F", bound=Callable[..., object])

@@ -24,10 +24,10 @@ function shortened(text) {
   return text.length > 18 ? `${text.slice(0, 8)}\u2026${text.slice(-9)}` : text;
 }
 
-/** The smallest and the largest number, apart from each other. */
+/** The smallest and the largest number, apart from each other; below 0 only if a number is. */
 function ends(values) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
-  return high - low < 1e-9 ? [low - 0.5, high + 0.5] : [low, high];
+  return high - low < 1e-9 ? [low < 0 ? low - 0.5 : Math.max(0, low - 0.5), high + 0.5] : [low, high];
 }
 
 /**

@@ -1,5 +1,20 @@
 "use strict";
-// Sections on overlapping inputs, on the iterations of routing, on controls and limits, and on figures in files.
+// Sections on masks, on overlapping inputs, on the iterations of routing, on controls and limits, and on figures in files.
+
+function masksSection(view) {
+  const { classes, colors } = view.report;
+  const lead = "Each class lies over the image in its color. A map is light where the network gives much to its class.";
+  const legend = make("ul", { class: "colors" }, classes.map((name, k) => {
+    const swatch = make("span", { class: "swatch" });
+    if (colors[k]) swatch.style.background = colors[k];
+    return make("li", {}, swatch, colors[k] ? name : `${name} (no color)`);
+  }));
+  const cards = view.snapshot.masks.map(({ title, dice, pictures }) => make("div", { class: "card wide" },
+    make("h3", {}, title), dice === null ? null : make("p", { class: "value" }, `Dice ${number(dice)}`),
+    make("div", { class: "pictures many" },
+      pictures.map(([source, of]) => figure(picture(source, `${title}: ${of}`), of)))));
+  return { lead, parts: [legend, make("div", { class: "cards" }, cards)] };
+}
 
 function overlapsSection(view) {
   const lead = "Two inputs are laid over each other. If capsules keep wholes apart, the network names both, and each "
@@ -58,8 +73,9 @@ function sharpeningChart(layer) {
 }
 
 function honestSection(view) {
-  const lead = "Pictures like these are easily believed. Here is what they look like, and what the numbers are, when "
-    + "there should be nothing to see. Compare before you trust them.";
+  const compared = " Here is what they look like, and what the numbers are, when there should be nothing to see. "
+    + "Compare before you trust them.";
+  const lead = `Pictures like these are easily believed.${view.snapshot.controls.length ? compared : ""}`;
   const cards = view.snapshot.controls.map(({ name, value, meaning, pictures }) => {
     const text = [make("h3", {}, capitalized(name)), make("p", { class: "value" }, value), make("p", {}, meaning)];
     if (!pictures) return make("div", { class: "card" }, text);

@@ -8,6 +8,7 @@ let drawings = 0;
 /** The sections in their order: address, heading, whether there is something to show, content. */
 const SECTIONS = [
   ["results", "Results", (view) => hasResults(report, view.snapshot), (view) => resultsSection(report, view.snapshot)],
+  ["masks", "What it says of each pixel", (view) => view.snapshot.masks, masksSection],
   ["example", "An example", (view) => view.example, (view) => exampleSection(view, chooseExample, chooseClass)],
   ...EXAMPLE_SECTIONS,
   ["overlaps", "Two at once", (view) => view.snapshot.overlaps.length, overlapsSection],
@@ -57,7 +58,11 @@ function sectionAt(address, heading) {
 
 /** The short answer at the top of the page. */
 function answer(view) {
-  const { accuracy, tested, label } = view.snapshot;
+  const { accuracy, tested, label, dice } = view.snapshot;
+  if ((dice ?? null) !== null) {
+    return make("p", { class: "answer" }, make("strong", {}, `A mean Dice coefficient of ${number(dice)}`),
+      ` on ${plural(tested, "test image")}. 1 is perfect.`);
+  }
   const how = report.target === "labels" ? "exactly right" : "right";
   const right = accuracy === null ? [] : [make("strong", {}, `${percent(accuracy)} ${how}`),
     ` on ${plural(tested, "test input")}${label ? `, ${label}` : ""}.`, balancedOf(view.snapshot)];
@@ -106,6 +111,6 @@ function chooseClass(index) {
   draw();
 }
 
-document.getElementById("how").append(howToRead(report));
+if (report.target !== "masks") document.getElementById("how").append(howToRead(report));
 makeBar();
 draw();

@@ -20,6 +20,7 @@ from torchcaps.explain.credits import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
 from torchcaps.explain.page.examples import SIDE, example, shown_scores
+from torchcaps.explain.page.masks import colors_of, limits_of, mask_examples, results_of
 from torchcaps.explain.page.pictures import heat_picture, picture
 from torchcaps.explain.pixels import Places, heat_of, places
 from torchcaps.explain.recording import Recording, record, routing_layers
@@ -85,6 +86,8 @@ def report(
         ValueError: the network's scores are NaN or infinite.
     """
     progress = progress or (lambda text: None)
+    if samples.target == "masks":
+        return _report_of_masks(network, samples, title, facts, states, progress)
     kept: list[int] = []
     snapshots: list[dict[str, Any]] = []
     for label, load in states or [("", lambda: None)]:
@@ -115,6 +118,46 @@ def report(
         "curves": {},  # by quantity, such as "loss": lines with a `name`, `x` and `y`
         "figures": [],  # files beside the page and what they show
         "snapshots": snapshots,
+    }
+
+
+def _report_of_masks(
+    network: nn.Module,
+    samples: Samples,
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    states: Sequence[tuple[str, Callable[[], None]]],
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Return the content of a page about a network that segments: of its last state alone."""
+    if states:
+        states[-1][1]()
+    progress(f"masks of {counted(min(len(samples), STATISTICS), 'sample')}")
+    results, dice, some = results_of(network, samples)
+    progress("examples")
+    examples = mask_examples(network, samples, dice, some)
+    snapshot = {
+        "label": "",
+        "accuracy": None,
+        "dice": None if results is None else results.dice,
+        "tested": 0 if results is None else len(some),
+        "masks": examples,
+    }
+    return {
+        "classes": samples.names,
+        "colors": colors_of(samples.names),
+        "inputs": "images",
+        "target": samples.target,
+        "terms": TERMS[samples.target],
+        "layers": [],
+        "limits": limits_of(examples),
+        "title": title,
+        "facts": list(facts),
+        "confusion": None,
+        "table": None if results is None else [results.header, *results.rows],
+        "curves": {},
+        "figures": [],
+        "snapshots": [snapshot | dict.fromkeys(("examples", "sharpening", "overlaps", "controls"), ())],
     }
 
 

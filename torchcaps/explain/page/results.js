@@ -13,8 +13,9 @@ function resultsSection(report, snapshot) {
   const charts = [...curveCharts(report), ...snapshotCharts(report)];
   const right = report.target === "labels" ? "exactly the right labels"
     : `the right ${report.confusion ? "class" : "classes"}`;
+  const measures = report.target === "masks" ? "How well each class is found, how" : "How large the errors are, how";
   const lead = snapshot.accuracy === null
-    ? `${report.table ? "How large the errors are, how" : "How"} the training went, and what this network is made of.`
+    ? `${report.table ? measures : "How"} the training went, and what this network is made of.`
     : `The network was tested on ${plural(snapshot.tested, "input")} that it had not seen in training, and named `
       + `${right} for ${percent(snapshot.accuracy)} of them.`
       + balancedOf(snapshot)

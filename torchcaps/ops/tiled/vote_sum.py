@@ -56,7 +56,7 @@ def vote_sum_backward(
 
 def _matrix(block: Block, weight: Tensor) -> Tensor:
     """Return the block's weights as matrices, `(groups, d, parents * h)`."""
-    return block.of_weight(weight).transpose(1, 2).flatten(2)
+    return at_least_float32(block.of_weight(weight)).transpose(1, 2).flatten(2)
 
 
 def _group_sums(poses: Tensor, gate: Tensor | None, groups: int) -> Tensor:

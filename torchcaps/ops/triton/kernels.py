@@ -18,6 +18,7 @@ import triton.language as tl
 
 from torchcaps.ops.triton.tiles import (
     differentiate,
+    load,
     load_features,
     load_gate,
     load_parents,
@@ -38,24 +39,25 @@ from torchcaps.ops.triton.tiles import (
 
 
 @triton.jit
-def sums(totals, masses, squares, benefits, peaks, per_split, children, parents, sizes, layer: tl.constexpr):
+def sums(totals, masses, squares, benefits, peaks, centers, per_split, children, parents, sizes, layer: tl.constexpr):
     """Sum over one split of the children.
 
     Softmax over the children: votes weighted by exp(logit - peak), and these weights. Softmax over the parents: votes
-    weighted by shares; or for moments the shares, the mean relative to the parents' center and the squared deviations
-    from the mean, updated child by child (Welford, 1962). That expands no square and sums no large numbers: votes that
-    agree keep their digits.
+    weighted by shares; or for moments the shares, the mean relative to the votes of the first child, which are written
+    too, and the squared deviations from the mean, updated child by child (Welford, 1962). That expands no square and
+    sums no large numbers: votes that agree keep their digits.
     """
     tile = make_tile(tl.program_id(0) * layer.block_n, 0, sizes, layer)
     n, r, h, j, present, real, inside = tile
     known = load_parents(parents, tile, layer)
-    center = load_features(parents.center, tile, layer)
     total = zeros(layer.block_n, layer.block_r, layer.block_h, layer.block_j, layer.dtype)
     square = zeros(layer.block_n, layer.block_r, layer.block_h, layer.block_j, layer.dtype)
     mass = zeros(layer.block_n, 1, 1, layer.block_j, layer.dtype)
     benefit = zeros(layer.block_n, 1, 1, layer.block_j, layer.dtype)
     peak = zeros(layer.block_n, 1, 1, layer.block_j, layer.dtype) + float("-inf")
     first = tl.program_id(1) * per_split
+    if squares is not None:
+        center = make_votes(children, first * 0, tile, sizes, layer)
     for c in number_range(first, tl.minimum(first + per_split, sizes.children)):
         v = make_votes(children, c, tile, sizes, layer)
         logit = make_logits(v, children, c, parents, known, tile, sizes, layer)
@@ -89,6 +91,7 @@ def sums(totals, masses, squares, benefits, peaks, per_split, children, parents,
     tl.store(totals + feature, total, mask=inside)
     if squares is not None:
         tl.store(squares + feature, square, mask=inside)
+        tl.store(centers + feature, center, mask=inside & (tl.program_id(1) == 0))
     if masses is not None:
         tl.store(masses + score, mass, mask=present & real)
     if benefits is not None:
@@ -99,11 +102,12 @@ def sums(totals, masses, squares, benefits, peaks, per_split, children, parents,
 
 @triton.jit
 def grads(
-    grad_poses, peaks, masses, grad_gates, grad_query, grad_precision, grad_prior, per_split, children, parents, sizes,
-    layer: tl.constexpr,
+    into_poses, into_gates, peaks, masses, grad_gates, grad_query, grad_precision, grad_prior, per_split, children,
+    parents, sizes, layer: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of poses and gates for one split of the children, peak and mass of a softmax over the
-    parents, and what these children add to the gradients of query, precision and prior."""
+    """Add the gradients of poses and gates for one split of the children to `into_poses` and `into_gates`. Write the
+    gradients of the gates, peak and mass of a softmax over the parents, and what these children add to the gradients of
+    query, precision and prior."""
     tile = make_tile(tl.program_id(0) * layer.block_n, 0, sizes, layer)
     n, r, h, j, present, real, inside = tile
     known = load_parents(parents, tile, layer)
@@ -125,18 +129,21 @@ def grads(
                 of_query += grad_logit * (v / norm_of(v))
             else:
                 of_query += grad_logit * v
-        if grad_gates is not None:
-            tl.store(grad_gates + n * sizes.children + c, grad_gate, mask=present)
+        if into_gates is not None:
+            here = into_gates + n * sizes.children + c
+            tl.store(here, tl.load(here, mask=present, other=0.0) + grad_gate, mask=present)
         if peaks is not None:
+            tl.store(grad_gates + n * sizes.children + c, grad_gate, mask=present)
             tl.store(peaks + n * sizes.children + c, peak, mask=present)
             tl.store(masses + n * sizes.children + c, mass, mask=present)
-        if grad_poses is not None:
-            here = grad_poses + pose_offset(c, tile, sizes, layer)
+        if into_poses is not None:
+            poses = into_poses + pose_offset(c, tile, sizes, layer)
+            exists = present & (r < layer.rows)
             depth: tl.constexpr = layer.depth
             for d in number_range(0, depth):  # unrolled, a depth of 64 would take a minute to compile
                 product = grad_vote * load_weight(children, c, d, tile, sizes, layer)
                 grad_pose = tl.sum(tl.sum(product, 3, keep_dims=True), 2, keep_dims=True)
-                tl.store(here + d, grad_pose, mask=present & (r < layer.rows))
+                tl.store(poses + d, tl.load(poses + d, mask=exists, other=0.0) + grad_pose, mask=exists)
 
     score = (tl.cast(tl.program_id(1), tl.int64) * sizes.samples + n) * layer.parents + j
     feature = score * (layer.rows * layer.width) + r * layer.width + h
@@ -175,7 +182,7 @@ def row_grads(
             r = tl.arange(0, layer.block_r)[None, None, :, None, None]
             here = ((tl.expand_dims(n, 1) * sizes.children + c) * layer.rows + r) * layer.depth + d
             exists = tl.expand_dims(present, 1) & (r < layer.rows) & (d < layer.depth)
-            p = tl.load(children.poses + here, mask=exists, other=0.0)
+            p = load(children.poses + here, exists, layer)
             weights += tl.sum(p * tl.expand_dims(grad_vote, 1), 2)
         if grad_bias is not None:
             biases += grad_vote

@@ -7,7 +7,8 @@ iterations.
 """
 
 import contextlib
-from collections.abc import Sequence
+import importlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,20 +16,22 @@ from torch import Tensor
 
 from torchcaps.ops.backend import INTERPRETED
 from torchcaps.ops.children import Children, Gradients, Options, ParentTensors
-from torchcaps.ops.numerics import at_least_float32
+from torchcaps.ops.numerics import at_least_float32, sum_dtype
 
-# About so many programs share the work; those of moments an eighth as many, because joining the parts of moments takes
-# several passes over them. Measured on an H200 (docs/performance.md); the rules for tiles below were not.
+# About so many programs share the work; those of moments an eighth as many, because their parts were joined by several
+# operators when this was measured on an H200 (docs/performance.md). The rules for tiles below were not measured.
 PROGRAMS = 16 if INTERPRETED else 8192
 MOST_PARTS = 2**22  # most numbers that the splits of a sum write before they are joined
 # Numbers of a tile of votes, and of those that a warp computes.
 TILE, PER_WARP = (1 if INTERPRETED else 512), 256
 # The same for the gradients of weights, which have a number for each of a tile's votes and each column of a pose.
 ROW_TILE, ROW_PER_WARP = (16 if INTERPRETED else 4096), 1024
+# Most splits that are joined at a time, and numbers of a block of them.
+JOINED_SPLITS, JOINED = (2, 16) if INTERPRETED else (64, 2048)
 
 
 class Tensors(NamedTuple):
-    """The tensors of the children, and the rows that groups of them share."""
+    """The tensors of the children, and the rows that groups of them share. Each may be in half precision."""
 
     poses: Tensor  # (samples, children, rows, depth)
     weight: Tensor  # (groups, depth, width, parents)
@@ -39,21 +42,20 @@ class Tensors(NamedTuple):
 
 
 class Parents(NamedTuple):
-    """The tensors of the parents, `(samples, parents, features)` or `(samples, parents)`.
-
-    The gradient of a share is `slope . V + base`, or for moments, with `d = V - center`, `slope . d + curve . d^2 +
-    base`; with betas `beta grad_benefit` is added.
-    """
+    """The tensors of the parents, `(samples, parents, features)` or `(samples, parents)`. Those of an agreement are
+    known in both directions, the results of the reduction and their gradients in the backward pass."""
 
     query: Tensor | None = None  # the query of a dot agreement, or a Gaussian's mean
     precision: Tensor | None = None
     prior: Tensor | None = None
-    center: Tensor | None = None  # what moments subtract from the votes: forward any vote, backward the mean
-    slope: Tensor | None = None
-    curve: Tensor | None = None
-    base: Tensor | None = None
-    grad_benefit: Tensor | None = None
+    center: Tensor | None = None  # the mean, or the weighted sum of a softmax over the children
+    variance: Tensor | None = None
+    mass: Tensor | None = None
     log_masses: Tensor | None = None  # logarithms of the denominators of a softmax over the children
+    grad: Tensor | None = None  # gradient of the mean or the weighted sum
+    grad_variance: Tensor | None = None
+    grad_mass: Tensor | None = None
+    grad_benefit: Tensor | None = None
 
 
 class Sizes(NamedTuple):
@@ -73,7 +75,8 @@ class Layer(NamedTuple):
     Fields:
         rows, depth, width: a pose is `(rows, depth)`, a vote `(rows, width)`.
         bias_parents, betas_parents: number of parents, or 1 if they share a row.
-        dtype: precision of all numbers.
+        eps: number added to the mass where moments are divided by it.
+        dtype: precision in which numbers are computed and summed, float32 at least.
         block_n, block_r, block_h, block_j, block_d: samples, rows, width, parents and depth of a tile, powers of 2.
         warps: warps of a program.
     """
@@ -87,6 +90,7 @@ class Layer(NamedTuple):
     over_children: bool
     unit: bool
     leaky: bool
+    eps: float
     dtype: Any
     block_n: int
     block_r: int
@@ -113,38 +117,37 @@ class Problem:
         betas: Tensor | None = None,
         moments: bool = False,
     ):
-        import triton.language as tl  # it may not be installed
-
         poses, weight, bias, gates = children
         if poses.shape[2:4] != (1, 1) or children.window != (1, 1):
             raise ValueError(
                 f"the kernels take no maps and no windows, got poses {tuple(poses.shape)}: use LinearVotes"
             )
+        self.moments = moments
         self.programs = PROGRAMS // 8 if moments and not INTERPRETED else PROGRAMS
         self.samples, self.children, _, _, self.rows, depth = poses.shape
         self.parents, self.width, self.features = weight.shape[3], weight.shape[5], self.rows * weight.shape[5]
         self.over_children = options.softmax == "children"
         self.tensors = Tensors(
-            at_least_float32(poses).flatten(1, 3).contiguous(),
+            poses.flatten(1, 3).contiguous(),
             _as_rows(weight),
             None if bias is None else _as_rows(bias),
-            None if gates is None else at_least_float32(gates).flatten(1).contiguous(),
+            None if gates is None else gates.flatten(1).contiguous(),
             None if offset is None else _as_rows(offset),
             None if betas is None else _as_rows(betas),
         )
         self.row_tensors = weight, bias, offset, betas
         self.per_row = tuple(1 if x is None else self.children // x.shape[0] for x in self.row_tensors)
         self.sizes = Sizes(self.samples, self.children, *self.per_row)
-        self.dtype, self.device = self.tensors.poses.dtype, poses.device
-        block_r, block_h, block_j = (_power_of_2(x) for x in (self.rows, self.width, self.parents))
+        self.dtype, self.device = sum_dtype(poses.dtype), poses.device
+        block_r, block_h, block_j = (power_of_2(x) for x in (self.rows, self.width, self.parents))
         tile = block_r * block_h * block_j
-        block_n = 2 if INTERPRETED else max(1, min(_power_of_2(self.samples), TILE // tile))
+        block_n = 2 if INTERPRETED else max(1, min(power_of_2(self.samples), TILE // tile))
         self.layer = Layer(
             self.parents, self.rows, depth, self.width,
             self.parents if bias is None else bias.shape[3], self.parents if betas is None else betas.shape[3],
-            self.over_children, options.unit, options.leaky,
-            tl.float64 if self.dtype == torch.float64 else tl.float32,
-            block_n, block_r, block_h, block_j, _power_of_2(depth), max(1, min(8, block_n * tile // PER_WARP)),
+            self.over_children, options.unit, options.leaky, options.eps,
+            language_dtype(self.dtype),
+            block_n, block_r, block_h, block_j, power_of_2(depth), max(1, min(8, block_n * tile // PER_WARP)),
         )  # fmt: skip
 
     def new(self, *shape: int) -> Tensor:
@@ -159,14 +162,21 @@ class Problem:
     def launch(
         self, kernel: str, grid: tuple[int, ...], parents: Parents, *arguments: Any, layer: Layer | None = None
     ) -> None:
-        """Start a kernel with the arguments that it alone has."""
-        from torchcaps.ops.triton import kernels
-
+        """Start a kernel of the reductions with the arguments that it alone has."""
         layer = layer or self.layer
-        read = Parents(*(None if x is None else at_least_float32(x).contiguous() for x in parents))
-        options = {} if INTERPRETED else {"num_warps": layer.warps}
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
-            getattr(kernels, kernel)[grid](*arguments, self.tensors, read, self.sizes, layer, **options)
+        arguments = *arguments, self.tensors, parents, self.sizes, layer
+        launch(f"kernels.{kernel}", grid, self.device, *arguments, warps=layer.warps)
+
+    def join(self, kernel: str, numbers: int, splits: int, *arguments: Any, **options: Any) -> None:
+        """Start a kernel that joins the results of the splits, for some numbers of each."""
+        block_s = min(power_of_2(splits), JOINED_SPLITS)
+        options |= {"block_s": block_s, "block_e": JOINED // block_s}
+        grid = (-(-numbers // options["block_e"]),)
+        launch(f"joins.join_{kernel}", grid, self.device, *arguments, splits, **options)
+
+    def of_parents(self) -> tuple[int, int]:
+        """Return the number of scores, and of features of each."""
+        return self.samples * self.parents, self.features
 
     def split(self, items: int, programs: int, part: int) -> tuple[int, int]:
         """Return how many splits divide the items, where each split writes `part` numbers, and the items in each."""
@@ -174,26 +184,27 @@ class Problem:
         per_split = max(1, -(-items // most))
         return max(1, -(-items // per_split)), per_split
 
-    def sums(self, parents: Parents) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Return totals, masses, squares, benefits and peaks of each split of the children; see `kernels.sums`. Those
-        that the reduction does not need are None."""
-        blocks, moments = -(-self.samples // self.layer.block_n), parents.center is not None
+    def sums(self, parents: Parents) -> tuple[int, tuple[Tensor | None, ...]]:
+        """Return the number of splits of the children, and the results of each: totals, masses, squares, benefits,
+        peaks, and the centers; see `kernels.sums`. Those that the reduction does not need are None."""
+        blocks = -(-self.samples // self.layer.block_n)
         splits, per_split = self.split(self.children, blocks, self.samples * self.parents * self.features)
         results = (
             self.vectors(splits),
-            self.scores(splits) if moments or self.over_children else None,
-            self.vectors(splits) if moments else None,
+            self.scores(splits) if self.moments or self.over_children else None,
+            self.vectors(splits) if self.moments else None,
             self.scores(splits) if self.tensors.betas is not None else None,
             self.scores(splits) if self.over_children else None,
+            self.vectors() if self.moments else None,
         )
-        self.launch("sums", (blocks, splits), parents, *results, per_split)
-        return results
+        self.launch("sums", (blocks, splits), _readable(parents), *results, per_split)
+        return splits, results
 
     def backward(self, parents: Parents, into: Gradients) -> ParentTensors:
         """Add the gradients of the children; return those of query, precision, prior, offset and betas."""
+        parents = _readable(parents)
         blocks, gaussian = -(-self.samples // self.layer.block_n), parents.precision is not None
         splits, per_split = self.split(self.children, blocks, self.samples * self.parents * self.features)
-        grad_poses = None if into.poses is None else torch.empty_like(self.tensors.poses)
         # A softmax over the parents needs all of them; the gradients of rows have only some.
         wanted = (
             None if into.weight is None else self.tensors.weight,
@@ -202,21 +213,16 @@ class Problem:
             self.tensors.betas,
         )
         known = not self.over_children and any(x is not None for x in wanted)
-        peaks, masses = (self.new(self.samples, self.children) if known else None for _ in range(2))
-        grad_gates = self.new(self.samples, self.children) if known or into.gates is not None else None
+        of_all_parents = [self.new(self.samples, self.children) if known else None for _ in range(3)]
         parts = (
             None if parents.query is None else self.vectors(splits),
             self.vectors(splits) if gaussian else None,
             self.scores(splits) if gaussian else None,
         )
-        self.launch("grads", (blocks, splits), parents, grad_poses, peaks, masses, grad_gates, *parts, per_split)
-        if into.poses is not None and grad_poses is not None:
-            into.poses.add_(grad_poses.view(into.poses.shape))
-        if into.gates is not None and grad_gates is not None:
-            into.gates.add_(grad_gates.view(into.gates.shape))
-        grad_offset, grad_betas = self._row_grads(parents, into, wanted, peaks, masses, grad_gates)
-        of_agreement = (None if x is None else joined(x) for x in parts)
-        return ParentTensors(*of_agreement)._replace(offset=grad_offset, betas=grad_betas)
+        with _contiguous(into.poses) as poses, _contiguous(into.gates) as gates:
+            self.launch("grads", (blocks, splits), parents, poses, gates, *of_all_parents, *parts, per_split)
+        grad_offset, grad_betas = self._row_grads(parents, into, wanted, *of_all_parents)
+        return ParentTensors(*self.joined(parts))._replace(offset=grad_offset, betas=grad_betas)
 
     def _row_grads(
         self, parents: Parents, into: Gradients, wanted: Sequence[Tensor | None], *of_all_parents: Tensor | None
@@ -241,17 +247,33 @@ class Problem:
             parts = [None if x is None else self.new(splits, *x.shape) for x in chosen]
             arguments = *parts, *of_all_parents, per_row, per_split
             self.launch("row_grads", (rows, splits, programs), parents, *arguments, layer=layer)
-            for i, x in enumerate(parts):
-                if x is not None:
-                    totals[i] = joined(x)
-        grad_weight, grad_bias, grad_offset, grad_betas = (
-            None if x is None or like is None else x.unflatten(0, like.shape[:3]).movedim(-1, 3)
-            for x, like in zip(totals, self.row_tensors, strict=True)
+            held = [None if x is None or parts[i] is None else x for i, x in enumerate(into[1:3])]
+            with _contiguous(held[0], rows=True) as weight, _contiguous(held[1], rows=True) as bias:
+                found = self.joined(parts, (weight, bias, None, None))
+            totals = [x if y is None else y for x, y in zip(totals, found, strict=True)]
+        grad_offset, grad_betas = (
+            None if x is None or like is None else x.unflatten(0, like.shape[:3])
+            for x, like in zip(totals[2:], self.row_tensors[2:], strict=True)
         )
-        for x, grad in ((into.weight, grad_weight), (into.bias, grad_bias)):
-            if x is not None and grad is not None:
-                x.add_(grad)
         return grad_offset, grad_betas
+
+    def joined(
+        self, parts: Sequence[Tensor | None], into: Sequence[Tensor | None] = (None,) * 3
+    ) -> list[Tensor | None]:
+        """Return the sums over the splits, or add them to the tensors `into` where there is one."""
+        totals = [
+            None if x is None else y if y is not None else x[0] if len(x) == 1 else self.new(*x.shape[1:])
+            for x, y in zip(parts, into, strict=True)
+        ]
+        chosen = [
+            (total, x, x[0].numel(), y is not None)
+            for total, x, y in zip(totals, parts, into, strict=True)
+            if x is not None and total is not None and (y is not None or len(x) > 1)
+        ]
+        if chosen:
+            results, of_splits, counts, adds = zip(*chosen, strict=True)
+            self.join("sums", max(counts), len(of_splits[0]), results, of_splits, counts, adds=adds)
+        return totals
 
     def _row_layer(self, all_parents: bool) -> Layer:
         """Return the layer with the tiles of `row_grads`, which have only some of the parents unless these share a
@@ -264,16 +286,49 @@ class Problem:
         return layer._replace(block_n=block_n, block_j=block_j, warps=max(1, min(8, block_n * tile // ROW_PER_WARP)))
 
 
-def joined(parts: Tensor) -> Tensor:
-    """Return the sum of the parts of a sum."""
-    return parts[0] if len(parts) == 1 else parts.sum(0)
+def launch(
+    name: str, grid: tuple[int, ...], device: torch.device, *arguments: Any, warps: int = 4, **options: Any
+) -> None:
+    """Start a kernel, such as "joins.join_sums"."""
+    module, kernel = name.split(".")
+    kernels = importlib.import_module(f"torchcaps.ops.triton.{module}")  # Triton may not be installed
+    if not INTERPRETED:
+        options["num_warps"] = warps
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        getattr(kernels, kernel)[grid](*arguments, **options)
+
+
+def _readable(parents: Parents) -> Parents:
+    """Return the tensors of the parents as kernels read them."""
+    return Parents(*(None if x is None else at_least_float32(x).contiguous() for x in parents))
+
+
+@contextlib.contextmanager
+def _contiguous(x: Tensor | None, rows: bool = False) -> Iterator[Tensor | None]:
+    """Give a tensor that kernels can add to: x itself, or a copy that is copied back. `rows` are those that groups of
+    children share, see `_as_rows`."""
+    if x is None:
+        yield None
+        return
+    wanted = x.movedim(3, -1) if rows else x
+    given = wanted.contiguous()
+    yield given
+    if given.data_ptr() != x.data_ptr():
+        wanted.copy_(given)
 
 
 def _as_rows(x: Tensor) -> Tensor:
     """Return `(groups, 1, 1, parents, ...)` as `(groups, ..., parents)`."""
-    return at_least_float32(x).movedim(3, -1).flatten(0, 2).contiguous()
+    return x.movedim(3, -1).flatten(0, 2).contiguous()
 
 
-def _power_of_2(n: int) -> int:
+def language_dtype(dtype: torch.dtype) -> Any:
+    """Return Triton's name of a precision of sums."""
+    import triton.language as tl  # it may not be installed
+
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def power_of_2(n: int) -> int:
     """Return the least power of 2 that is not less than n."""
     return 1 << max(0, n - 1).bit_length()

@@ -25,6 +25,12 @@ else:
 
 
 @triton.jit
+def load(here, mask, layer: tl.constexpr):
+    """Load numbers of the children in the precision of the sums; they may be stored in half precision."""
+    return tl.load(here, mask=mask, other=0.0).to(layer.dtype)
+
+
+@triton.jit
 def zeros(n: tl.constexpr, r: tl.constexpr, h: tl.constexpr, j: tl.constexpr, dtype: tl.constexpr):
     return tl.zeros([n, r, h, j], dtype)
 
@@ -66,15 +72,29 @@ def load_scores(x, tile, layer: tl.constexpr):
 
 @triton.jit
 def load_parents(parents, tile, layer: tl.constexpr):
-    """Load the tile's parts of all tensors of the parents, in the order of `problem.Parents`."""
+    """Load the tile's parts of the tensors of the parents, and compute the gradient of a share from them.
+
+    Return query, precision, prior, center, slope, curve, base, the gradient of the benefit, and the logarithms of the
+    masses. With `d = V - center`, the gradient of a share is `slope . d + curve . d^2 + base`; with betas `beta
+    grad_benefit` is added.
+    """
+    center = load_features(parents.center, tile, layer)
+    slope = load_features(parents.grad, tile, layer)
+    curve, base = tl.zeros([1, 1, 1, 1], layer.dtype), tl.zeros([1, 1, 1, 1], layer.dtype)
+    if parents.variance is not None:
+        scale = 1 / nonzero(load_scores(parents.mass, tile, layer) + layer.eps)
+        curve = scale * load_features(parents.grad_variance, tile, layer)
+        slope = scale * (slope - 2 * layer.eps * center * curve)
+        base = load_scores(parents.grad_mass, tile, layer)
+        base -= sum_features(curve * load_features(parents.variance, tile, layer))
     return (
         load_features(parents.query, tile, layer),
         load_features(parents.precision, tile, layer),
         load_scores(parents.prior, tile, layer),
-        load_features(parents.center, tile, layer),
-        load_features(parents.slope, tile, layer),
-        load_features(parents.curve, tile, layer),
-        load_scores(parents.base, tile, layer),
+        center,
+        slope,
+        curve,
+        base,
         load_scores(parents.grad_benefit, tile, layer),
         load_scores(parents.log_masses, tile, layer),
     )
@@ -90,7 +110,7 @@ def row_of(c, per_row):
 def load_row(x, c, per_row, row_parents: tl.constexpr, tile, layer: tl.constexpr):
     """Load child c's row of `(groups, parents or 1)`."""
     _n, _r, _h, j, _present, real, _inside = tile
-    return tl.load(x + row_of(c, per_row) * row_parents + j % row_parents, mask=real, other=0.0)
+    return load(x + row_of(c, per_row) * row_parents + j % row_parents, real, layer)
 
 
 @triton.jit
@@ -100,7 +120,7 @@ def load_gate(children, c, tile, sizes, layer: tl.constexpr):
     if children.gates is None:
         gate = tl.where(present, 1.0, 0.0).to(layer.dtype)
     else:
-        gate = tl.load(children.gates + n * sizes.children + c, mask=present, other=0.0)
+        gate = load(children.gates + n * sizes.children + c, present, layer)
     return gate
 
 
@@ -110,7 +130,7 @@ def load_weight(children, c, d, tile, sizes, layer: tl.constexpr):
     _n, _r, h, j, _present, real, _inside = tile
     matrix = row_of(c, sizes.per_weight) * (layer.depth * layer.width * layer.parents)
     here = children.weight + matrix + (d * layer.width + h) * layer.parents + j
-    return tl.load(here, mask=real & (h < layer.width), other=0.0)
+    return load(here, real & (h < layer.width), layer)
 
 
 # ---------------------------------------------------------------- votes and coefficients
@@ -148,12 +168,12 @@ def make_votes(children, c, tile, sizes, layer: tl.constexpr):
     v = zeros(layer.block_n, layer.block_r, layer.block_h, layer.block_j, layer.dtype)
     depth: tl.constexpr = layer.depth
     for d in tl.static_range(depth):
-        p = tl.load(pose + d, mask=present & (r < layer.rows), other=0.0)
+        p = load(pose + d, present & (r < layer.rows), layer)
         v += p * load_weight(children, c, d, tile, sizes, layer)
     if children.bias is not None:
         at = (row_of(c, sizes.per_bias) * layer.rows + r) * layer.width + h
         here = children.bias + at * layer.bias_parents + j % layer.bias_parents
-        v += tl.load(tl.broadcast_to(here, v.shape), mask=inside, other=0.0)
+        v += load(tl.broadcast_to(here, v.shape), inside, layer)
     return v
 
 
@@ -197,8 +217,9 @@ def differentiate(children, c, parents, known, peaks, masses, grad_gates, tile, 
     """Compute what follows from the gradients of the sums for child c. A share is gate times coefficient.
 
     Return the votes, the shares, the peak and the mass of a softmax over the parents, and the gradients of gate, logits
-    and votes. `Parents` explains the gradient of a share; the gradient of a logit is that of the share minus the mean
-    under the softmax, which is the gradient of the gate, times the share.
+    and votes. `load_parents` explains the gradient of a share; the gradient of a logit is that of the share minus the
+    mean under the softmax, which is the gradient of the gate, times the share. With a softmax over the children the
+    center is their weighted sum, whose part of a share's gradient is this mean.
 
     Peak, mass and this mean need all parents. A tile that has only some of them reads them from `peaks`, `masses` and
     `grad_gates`, each `(samples, children)`; otherwise these are None.
@@ -209,18 +230,16 @@ def differentiate(children, c, parents, known, peaks, masses, grad_gates, tile, 
     logit = make_logits(v, children, c, parents, known, tile, sizes, layer)
     gate = load_gate(children, c, tile, sizes, layer)
 
-    if parents.curve is None:
-        grad_share = sum_features(slope * v)
+    deviation = v - center
+    if parents.variance is None:
+        grad_share = sum_features(slope * deviation)
     else:
-        deviation = v - center
-        grad_share = sum_features((slope + curve * deviation) * deviation)
-    if parents.base is not None:
-        grad_share += base
+        grad_share = sum_features((slope + curve * deviation) * deviation) + base
     if parents.grad_benefit is not None:
         beta = load_row(children.betas, c, sizes.per_beta, layer.betas_parents, tile, layer)
         grad_share += beta * grad_benefit
 
-    if layer.over_children:  # the base has subtracted the mean; where a gate is 0 there is no gradient
+    if layer.over_children:  # where a gate is 0 there is no gradient
         coefficient = tl.exp(tl.where(real & (gate != 0), logit - log_masses, float("-inf")))
         grad_gate = tl.sum(coefficient * grad_share, 3, keep_dims=True)
         grad_logit, peak, mass = gate * coefficient * grad_share, gate, gate  # there is no such softmax
@@ -237,7 +256,7 @@ def differentiate(children, c, parents, known, peaks, masses, grad_gates, tile, 
         grad_logit = gate * coefficient * (grad_share - grad_gate)
     share = gate * coefficient
 
-    if parents.curve is None:
+    if parents.variance is None:
         grad_vote = share * slope
     else:
         grad_vote = share * (slope + 2.0 * curve * deviation)

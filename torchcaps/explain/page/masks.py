@@ -1,0 +1,96 @@
+"""What a page says of a network that segments: how well each class is found, and examples with their masks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import IGNORED
+from torchcaps.data.order import evenly_chosen
+from torchcaps.explain.page.examples import SIDE
+from torchcaps.explain.page.pictures import heat_picture, picture
+from torchcaps.explain.samples import STATISTICS, Samples
+from torchcaps.explain.segmentation import color_of, over, segmented
+from torchcaps.measures.masks import dice_of, overlaps
+from torchcaps.measures.predicting import segment
+from torchcaps.measures.results import MaskResults, Predicted
+
+EXAMPLES, LOWEST = 4, 4  # evenly spaced images, and those with the lowest Dice coefficients
+MOST_CLASSES = 6  # that have a map
+ROUTED = "coefficients"
+AT_ONCE = 4  # images; a SegCaps takes some hundred megabytes for each
+
+COEFFICIENTS = (
+    "The maps of coefficients show, for each class, what share of the votes at a position goes to it, the mean over "
+    "the types of child capsules. They are no probabilities, and the layers before the last one are not followed."
+)
+SIZES = "A Dice coefficient is counted in the images as the network takes them, not in the size of the files."
+
+
+def results_of(network: nn.Module, samples: Samples) -> tuple[MaskResults | None, Tensor | None, list[int]]:
+    """Segment some samples, evenly spaced.
+
+    Returns:
+        How well each class is found; the mean Dice coefficient of each of these samples; and their indices. Without
+        masks the first two are None.
+    """
+    some = evenly_chosen(len(samples), min(len(samples), STATISTICS))
+    if samples.labels is None:
+        return None, None, some
+    counts = torch.cat(
+        [
+            overlaps(segment(network, samples.images(few)).argmax(1).cpu(), samples.labels[few], len(samples.names))
+            for few in (some[first : first + AT_ONCE] for first in range(0, len(some), AT_ONCE))
+        ]
+    )
+    results = MaskResults(samples.names, Predicted(counts[:, 0], counts[:, 1:].flatten(1)), None)
+    return results, dice_of(counts).nanmean(1), some
+
+
+def limits_of(examples: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what the page cannot show."""
+    routed = any(of.startswith(ROUTED) for example in examples for _, of in example["pictures"])
+    return [COEFFICIENTS] * routed + [SIZES]
+
+
+def mask_examples(
+    network: nn.Module, samples: Samples, dice: Tensor | None, some: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return examples: each image, its mask, what the network predicts, and a map of each class.
+
+    Args:
+        network, samples: see :func:`torchcaps.explain.page.report`.
+        dice, some: mean Dice coefficient and index of each sample that was segmented, see `results_of`.
+    """
+    places = list(range(len(some))) if dice is None else evenly_chosen(len(some), min(len(some), EXAMPLES))
+    if dice is not None:
+        lowest = dice.nan_to_num(2.0).argsort(stable=True).tolist()
+        places += [place for place in lowest if place not in places][:LOWEST]
+    examples = []
+    for place in places:
+        index = some[place]
+        image = samples.images([index])
+        probabilities, coefficients = segmented(network, image)
+        predicted = probabilities.argmax(1)
+        drawn = [("image", image[0])]
+        masks = predicted
+        if samples.labels is not None:
+            masks = samples.labels[[index]]
+            predicted = predicted.masked_fill(masks == IGNORED, IGNORED)
+            drawn.append(("mask", over(image, masks)[0]))
+        drawn.append(("prediction", over(image, predicted)[0]))
+        pictures = [(picture(x, SIDE), of) for of, x in drawn]
+        what, maps = ("probability", probabilities) if coefficients is None else (ROUTED, coefficients)
+        present = torch.cat([x[x != IGNORED] for x in (predicted, masks)])
+        counts = present.bincount(minlength=len(samples.names))
+        for k in sorted(counts.argsort(descending=True, stable=True)[:MOST_CLASSES].tolist()):
+            pictures.append((heat_picture(maps[0, k].clamp_min(0), 1.0, SIDE), f"{what}: {samples.names[k]}"))
+        value = None if dice is None or dice[place].isnan() else float(dice[place])
+        examples.append({"title": samples.titles[index], "dice": value, "pictures": pictures})
+    return examples
+
+
+def colors_of(names: Sequence[str]) -> list[str | None]:
+    """Return the color of each class in the pictures; the first class has none."""
+    return [color_of(k) if k else None for k in range(len(names))]
