@@ -60,7 +60,6 @@ class Case(ABC):
         inputs: its inputs by name.
         results: names of its results; a module may give only the first of them.
         differentiated: names of the inputs that have gradients, beside the parameters.
-        compiles_exactly: whether a compiled module differs by few roundings; else its values are checked in float64.
         slack: factor on the allowed errors of all ways.
     """
 
@@ -69,7 +68,6 @@ class Case(ABC):
 
     results: ClassVar[tuple[str, ...]]
     differentiated: ClassVar[tuple[str, ...]] = ()
-    compiles_exactly: ClassVar[bool] = True
     slack: ClassVar[float] = 1
 
     @property
@@ -97,6 +95,10 @@ class Case(ABC):
     def start(self) -> tuple[Any, torch.optim.Optimizer | None]:
         """Return the module to run many times, and the optimizer if an optimizer step is measured too."""
         return self.module, None
+
+    def is_exact(self, compiled: bool) -> bool:
+        """Return whether a right way differs by few roundings; otherwise its values are checked in float64."""
+        return True
 
     def compile(self, module: Any, mode: str | None) -> Any:
         """Compile the module with Inductor, without a graph break."""

@@ -157,7 +157,7 @@ def measure(
                     row.bytes = measured[0](*measured[1:]) if request.smoke else in_fresh_process(*measured)
             progress(f"{title}: {way}: values")
             prepared = {row.pass_: prepare(way, case, row.backward) for row in of_way}
-            in_float64 = way in COMPILED and not case.compiles_exactly
+            in_float64 = not case.is_exact(way in COMPILED)
             for row in of_way:
                 values = prepared[row.pass_]()  # also the warm-up
                 if in_float64:
