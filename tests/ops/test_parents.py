@@ -15,7 +15,7 @@ from torchcaps.functional import squash
 from torchcaps.ops import normalize
 from torchcaps.ops.triton import parents
 from torchcaps.ops.votes import Moments
-from torchcaps.routing.squash import by_operators
+from torchcaps.routing.squash import _by_operators
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -87,8 +87,8 @@ def share_logits(mass: Tensor) -> Tensor:
 
 # The kernels, the same by operators, and the tensors that both take.
 CASES = {
-    "squash": (kernel_squash(-1), lambda x: by_operators(x, -1)[0], lambda: [draw(5, 3, 3)]),
-    "squash in planes": (kernel_squash(1), lambda x: by_operators(x, 1)[0], lambda: [draw(2, 3, 3)]),
+    "squash": (kernel_squash(-1), lambda x: _by_operators(x, -1)[0], lambda: [draw(5, 3, 3)]),
+    "squash in planes": (kernel_squash(1), lambda x: _by_operators(x, 1)[0], lambda: [draw(2, 3, 3)]),
     "unit": (parents.unit, normalize, lambda: [draw(5, 3, 3)]),
     "fit": (
         lambda variance, score: parents.fit(variance, score, eps=1e-5),
@@ -209,7 +209,7 @@ def test_squash_in_any_order_of_memory():
         for dim in (0, 2, -1):
             y = view.detach().requires_grad_()
             grad = torch.randn_like(y).transpose(0, 1).contiguous().transpose(0, 1)
-            found, expected = kernel_squash(dim)(y), by_operators(y, dim)[0]
+            found, expected = kernel_squash(dim)(y), _by_operators(y, dim)[0]
             assert_close(found, expected)
             assert_close(*(torch.autograd.grad(r, y, grad)[0] for r in (found, expected)))
 

@@ -4,6 +4,7 @@ Each family of kernels is compared once with the reference, values and gradients
 """
 
 import hashlib
+import importlib
 import json
 import os
 import threading
@@ -74,10 +75,8 @@ def _routed(name: str) -> Reduce:
     """Return a function that routes votes: it gives the parents, and the parameters of the routing."""
 
     def route(votes: "LinearVotes", x: Values) -> Routed:
-        from torchcaps import routing  # it imports the choice of a backend, which imports this file
-        from torchcaps.routing.shape import LayerShape
-
-        shape = LayerShape(votes.children // SHARING, votes.children, PARENTS, ROWS, DEPTH, WIDTH)
+        routing = _routing()
+        shape = routing.shape.LayerShape(votes.children // SHARING, votes.children, PARENTS, ROWS, DEPTH, WIDTH)
         with torch.random.fork_rng(devices=[]):  # parameters are drawn, and then set
             layer = getattr(routing, name)().for_layer(shape, torch.device("cpu"), x["poses"].dtype)
         with torch.no_grad():
@@ -92,9 +91,14 @@ def _routed(name: str) -> Reduce:
 
 def _squashed(votes: "LinearVotes", x: Values) -> Tensor:
     from torchcaps.ops.triton import parents
-    from torchcaps.routing.squash import by_operators
 
-    return parents.squash(x["query"]) if votes.backend == "triton" else by_operators(x["query"], -1)[0]
+    squashed: Tensor = (parents if votes.backend == "triton" else _routing()).squash(x["query"])
+    return squashed
+
+
+def _routing() -> Any:
+    """Return the package of the routings, which imports the choice of a backend, and so this file."""
+    return importlib.import_module("torchcaps.routing")
 
 
 # What routings compute of the parents. That is a kernel, too, which few children show.

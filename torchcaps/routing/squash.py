@@ -40,14 +40,14 @@ def squash(s: FloatTensor, dim: int = -1) -> Tensor:
             f"dim must be from {-s.dim()} to {s.dim() - 1} for a tensor of shape {tuple(s.shape)}, got {dim}"
         )
     if is_traced():
-        return by_operators(s, dim)[0]
+        return _by_operators(s, dim)[0]
     if torch.is_grad_enabled() and s.requires_grad:
         return _Squash.apply(s, dim)
     kernel = _kernel_for(s, dim)
-    return by_operators(s, dim)[0] if kernel is None else kernel(s)
+    return _by_operators(s, dim)[0] if kernel is None else kernel(s)
 
 
-def by_operators(s: Tensor, dim: int) -> tuple[Tensor, ...]:
+def _by_operators(s: Tensor, dim: int) -> tuple[Tensor, ...]:
     """Return squashed vectors, their factors, and what these are computed from: squared lengths, one more than these,
     and lengths, above zero to be divided by."""
     x = at_least_float32(s)
@@ -82,7 +82,7 @@ class _Squash(torch.autograd.Function):
         if ctx.kernel is not None:
             ctx.save_for_backward(s)
             return ctx.kernel(s)
-        v, *rest = by_operators(s, dim)
+        v, *rest = _by_operators(s, dim)
         ctx.save_for_backward(s, *rest)
         return v
 
@@ -90,12 +90,12 @@ class _Squash(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         s, *rest = ctx.saved_tensors
         if torch.is_grad_enabled():  # for second derivatives
-            v = by_operators(s, ctx.dim)[0]
+            v = _by_operators(s, ctx.dim)[0]
             return torch.autograd.grad(v, s, grad, create_graph=True)[0], None
         if not rest and has_plain_values(grad) and not is_batched(grad):
             return ctx.kernel(s, grad), None
         x, g = at_least_float32(s), at_least_float32(grad)
-        scale, square, more, length = rest or by_operators(s, ctx.dim)[1:]
+        scale, square, more, length = rest or _by_operators(s, ctx.dim)[1:]
         # In this order no factor overflows.
         along = (g * x).sum(ctx.dim, keepdim=True) / length * ((1 - square) / more) / more
         return torch.addcmul(g * scale, x, along).to(s.dtype), None
