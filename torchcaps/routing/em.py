@@ -88,8 +88,9 @@ class EMRouting(Routing):
         m = votes.moments()  # M-step, lines 2 to 4
         rise = 1 - self.decay ** (t + 1) if self.schedule == "saturating" else t + 1
         factor, betas = self.inverse_temperature * rise, (self.beta_a, self.beta_u)
-        plain = votes.has_kernels and self.cost_range is None
-        if plain and parents.takes(m.variance.shape[-1], m.variance, m.mass, *betas):
+        known = votes.has_kernels and self.cost_range is None
+        if known and parents.takes(m.variance.shape[-1], m.variance, m.mass, *betas):
+            # All below in one kernel, and the next E-step's Gaussian.
             variance, score, *gaussian = parents.fit(m.variance, None, m.mass, *betas, factor, floor=self.eps)
             return votes.capsules(m.mean, score, variance), Gaussian(m.mean, *gaussian)
         variance = m.variance.clamp_min(self.eps)

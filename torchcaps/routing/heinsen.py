@@ -83,8 +83,9 @@ class HeinsenRouting(Routing):
         m = votes.moments(betas, self.eps)  # lines 12, 17, 18
         assert m.benefit is not None
         score = m.benefit - _cost_of_all(self.beta_ignore, votes)  # line 16
-        plain = votes.has_kernels and self.model == "gaussian"
-        if plain and parents.takes(m.variance.shape[-1], m.variance, score):
+        known = votes.has_kernels and self.model == "gaussian"
+        if known and parents.takes(m.variance.shape[-1], m.variance, score):
+            # All below in one kernel, and the next iteration's Gaussian.
             variance, _, *gaussian = parents.fit(m.variance, score, eps=self.eps)
             return votes.capsules(m.mean, score, variance), Gaussian(m.mean, *gaussian)
         variance = m.variance + self.eps

@@ -60,13 +60,13 @@ def _by_operators(s: Tensor, dim: int) -> tuple[Tensor, ...]:
 
 def _kernel_for(s: Tensor, dim: int) -> Callable[..., Tensor] | None:
     """Return the kernel that squashes vectors, and gives their gradient for one of the result; None for operators."""
-    if not has_plain_values(s) or s.numel() == 0:
+    if not has_plain_values(s) or s.numel() == 0 or s.is_neg():
         return None
     on_device = s.device.type == "cuda" or INTERPRETED
     if on_device and choose_backend("auto", s.device) == "triton" and parents.takes(s.shape[dim], s):
         return partial(parents.scaled, dim=dim)
     known = s.dtype in (torch.float32, torch.float64) and s.device.type == "cpu" and NATIVE_MISSING is None
-    last = dim in (-1, s.dim() - 1) and s.is_contiguous() and not s.is_neg()
+    last = dim in (-1, s.dim() - 1) and s.is_contiguous()
     return native.squash if known and last else None
 
 

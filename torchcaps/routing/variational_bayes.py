@@ -72,9 +72,9 @@ class VBRouting(Routing):
     def step(self, votes: WeightedVotes, logits: Gaussian | None, t: int) -> tuple[Capsules, Gaussian]:
         r, mean, variance, _ = votes.moments()
         d, is_last = mean.shape[-1], t == self.iterations - 1
-        if votes.has_kernels and parents.takes(votes.parents * d, r, mean, variance):
+        if votes.has_kernels and parents.takes(votes.parents * d, r, mean, variance):  # all below in one kernel
             m, precision, prior, scores = parents.posterior(r, mean, variance)
-            return self._normalized(votes, m, scores, is_last), Gaussian(m, precision, prior)
+            return self._parents(votes, m, scores, is_last), Gaussian(m, precision, prior)
         alpha, kappa, nu = 1 + r, 1 + r, d + 1 + r
         m = (r / kappa).unsqueeze(-1) * mean
         p = 1 + r.unsqueeze(-1) * variance + (r / kappa).unsqueeze(-1) * mean.square()
@@ -83,9 +83,9 @@ class VBRouting(Routing):
         log_det = (torch.digamma((nu.unsqueeze(-1) - below) / 2) + math.log(2) - p.log()).sum(-1)
         entropy = d / 2 * math.log(2 * math.pi * math.e) - log_det / 2
         after = Gaussian(m, nu.unsqueeze(-1) / p, log_share + (log_det - d / kappa) / 2)
-        return self._normalized(votes, m, -log_share.exp() * entropy, is_last), after
+        return self._parents(votes, m, -log_share.exp() * entropy, is_last), after
 
-    def _normalized(self, votes: WeightedVotes, poses: Tensor, scores: Tensor, is_last: bool) -> Capsules:
+    def _parents(self, votes: WeightedVotes, poses: Tensor, scores: Tensor, is_last: bool) -> Capsules:
         """Return the parents, after the batch norms."""
         pairs = (poses, self.pose_norm), (scores, self.score_norm)
         return votes.capsules(*(_normalized(x, norm, is_last) for x, norm in pairs))
