@@ -146,7 +146,7 @@ class NetworkCase(Case):
         within = {layer for stack in stacks for layer in stack.layers}
         for part in module.modules():
             if part in stacks or (isinstance(part, CapsuleLayer) and part not in within):
-                part.forward = MethodType(_one_by_one, part)  # type: ignore[method-assign]
+                part.forward = MethodType(_one_by_one, part)
         return [replace(self, module=module)]
 
     def work(self, backward: bool) -> Work:
@@ -239,7 +239,7 @@ def _forwards(network: nn.Module, forwards: Forwards) -> Iterator[None]:
     """Run other functions in place of `forward` in all modules of some classes."""
     parts = [(part, run) for part in network.modules() for cls, run in forwards.items() if isinstance(part, cls)]
     for part, run in parts:
-        part.forward = MethodType(run, part)  # type: ignore[method-assign]
+        part.forward = MethodType(run, part)
     try:
         yield
     finally:
@@ -291,7 +291,7 @@ def _capsules(compute: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Capsu
     def forward(layer: Any, capsules: Capsules | Tensor, *, return_coefficients: bool = False) -> Capsules:
         poses, scores = as_capsules(capsules, next(layer.parameters()))[:2]
         parents: Any = compute(layer, poses, scores)
-        return Capsules(*parents, pose_dims=len(_last(layer).out_pose))
+        return Capsules(*parents)._replace(pose_dims=len(_last(layer).out_pose))
 
     return forward
 
