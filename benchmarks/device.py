@@ -4,14 +4,15 @@
     python benchmarks/device.py --smoke              # every stage in tiny form on a CPU, to try this script itself
 
 Run it in a clone, with pytest and the package's extra "train" installed. The stages come in order of their value: the
-check that "auto" asks for and tests of the kernels, launches and times of layers, those of whole networks, trainings.
-Each has a limit in seconds and starts only if a sensible part of it is left of `--seconds`; one that takes longer is
-stopped. The folder `--out` has a log of each stage, its numbers (bench.json in a folder of the stage's name,
-steps/steps.json, runs/results.csv), device.json, which says what is done for which code on which device, and table.txt,
-the same as a table. All of them are whole whenever the script is cut. `--stages kernels bench` runs some stages alone.
+check that "auto" asks for and tests of the kernels, launches and times of layers, those of whole networks, trainings,
+settings of the kernels. Each has a limit in seconds and starts only if a sensible part of it is left of `--seconds`;
+one that takes longer is stopped. The folder `--out` has a log of each stage, its numbers (bench.json in a folder of the
+stage's name, tiles/tiles.json, steps/steps.json, runs/results.csv), device.json, which says what is done for which code
+on which device, and table.txt, the same as a table. All of them are whole whenever the script is cut. `--stages kernels
+bench` runs some stages alone.
 
-All combinations of the kernels' options are in `pytest tests/ops/test_kernels.py -m
-slow`, which spends minutes in the compiler.
+All combinations of the kernels' options are in `pytest tests/ops/test_kernels.py -m slow`, which spends minutes in the
+compiler.
 """
 
 import argparse
@@ -147,6 +148,13 @@ def all_stages(out: Path, smoke: bool, rows: Rows, check_hashes: str) -> list[St
             90,
             tests_passed,
         ),
+        Stage("parents", [*tests, "tests/ops/test_parents.py", *tiny("squash")], 90, tests_passed),
+        Stage(
+            "check-tests",
+            [*tests, "tests/ops/test_device_check.py", *tiny("kernels_agree", "kernels_agree or wrong")],
+            120,
+            tests_passed,
+        ),
         bench("bench", 180, layers, ("reference", triton)),
         bench("graphs", 120, layers, (triton,), *replayed),
         bench("compiled", 240, layers, (compiled, graphed)),
@@ -179,6 +187,15 @@ def all_stages(out: Path, smoke: bool, rows: Rows, check_hashes: str) -> list[St
             copies,
             least=0.1,  # it goes on where it was cut
             closed="" if rows.ready else "no row is left whose data is there",
+        ),
+        Stage(
+            "tiles",
+            [
+                *(sys.executable, "benchmarks/tiles.py", "--out", str(out / "tiles")),
+                *(("--smoke", "--rounds", "1", "--layers", "32-to-32") if smoke else ("--seconds", "240")),
+            ],
+            300,
+            lambda last: None,
         ),
     ]
 

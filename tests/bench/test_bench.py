@@ -208,6 +208,24 @@ def test_float32_is_exact_on_a_gpu(monkeypatch):
     assert (seen, cudnn.allow_tf32) == ([False], before)
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_training_step_needs_no_value_on_the_host(network):
+    """As in a CUDA graph. The device meta has no values."""
+    case = Request(network, smoke=True).build().to("meta", torch.float32)
+    assert all(x.is_meta for x in prepare("tiled", case, True)().values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS)
+def test_compiled_networks_are_one_graph(network, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    case = Request(network, smoke=True).build().to("cpu", torch.float64)
+    expected, found = prepare("reference", case, True)(), prepare("compiled", case, True)()
+    for name, x in expected.items():
+        torch.testing.assert_close(found[name], x, rtol=1e-10, atol=1e-10)
+
+
 def test_ways_take_turns():
     order = []
     runs = {name: (lambda name=name: order.append(name)) for name in "abc"}
