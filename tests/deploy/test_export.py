@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -335,6 +336,20 @@ def test_a_network_whose_rounding_is_large(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_run_torch", wrong)
     with pytest.raises(ValueError, match=r"scores differ by 0\.98, .* the file differs by 1, and the network by 0\.02"):
         export(network, IMAGES, tmp_path / "a.pt2", "torch")
+
+
+class RoundsUpAndDown(Logits):
+    """A network whose scores are a little above those in float64 for a single sample, and below them for a batch."""
+
+    def forward(self, images: Tensor) -> Prediction:
+        part = 0 if images.dtype == torch.float64 else 8e-5 if images.shape[0] == 1 else -8e-5
+        return Prediction((1 + part) * super().forward(images).scores)
+
+
+def test_a_file_that_rounds_to_the_other_side(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert export(RoundsUpAndDown(), IMAGES, tmp_path / "a.pt2", "torch") > 0
 
 
 class OfSingles(Logits):
