@@ -90,3 +90,13 @@ def test_the_page_of_masks(masks, tmp_path):
     )
     lowest = f"image {expected.nanmean(1).argmin()}"
     assert lowest in shown
+
+
+def test_the_page_of_masks_without_a_pixel_that_counts(tmp_path):
+    network = create_model("unet", channels=1, classes=3).eval()
+    truth = torch.full((2, 16, 16), IGNORED)
+    content = report(
+        network, samples_of(torch.rand(2, 1, 16, 16), truth, ["ground", "a", "b"], ["x", "y"], "masks"), "A network"
+    )
+    assert content["snapshots"][0]["dice"] is None
+    write_page(content, tmp_path / "index.html")

@@ -142,6 +142,21 @@ def test_kernels_are_like_the_operators(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_tensors_in_any_memory(name):
+    """Apart from each other, and negated when they are read."""
+    kernel, formula, make_tensors = CASES[name]
+    tensors = make_tensors()
+    apart = [torch.stack([x.detach()] * 2, -1)[..., 0].requires_grad_() for x in tensors]
+    negated = [(-x.detach())._neg_view().requires_grad_() for x in tensors]
+    weights = [torch.randn_like(x) for x in as_list(formula(*tensors))]
+    expected = with_gradients(formula, tensors, weights)
+    for strange in (apart, negated):
+        found = with_gradients(kernel, strange, [(-x)._neg_view() for x in weights])
+        for x, y in zip(expected, found, strict=True):
+            assert_close(y, x, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_gradients_by_differences(name):
     kernel, _, make_tensors = CASES[name]
     assert torch.autograd.gradcheck(kernel, make_tensors(), fast_mode=True)
@@ -233,3 +248,13 @@ def test_layers_use_the_kernels_and_refuse_second_derivatives(name, monkeypatch)
     with pytest.raises(RuntimeError, match="no second derivatives"):
         torch.autograd.grad(found, poses, create_graph=True)
     assert any(kernel.startswith("formulas.") for kernel in used)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "em"])
+def test_children_that_are_negated_when_they_are_read(name):
+    layer = CapsuleLinear(2, 2, 2, 2, make(name, 2), backend="triton").to(DEVICE)
+    poses, scores = draw(2, 2, 2, dtype=torch.float32).detach(), draw(2, 2, dtype=torch.float32).detach()
+    expected, found = (
+        layer(Capsules(*x)).poses for x in ((poses, scores), ((-poses)._neg_view(), (-scores)._neg_view()))
+    )
+    assert_close(found, expected)

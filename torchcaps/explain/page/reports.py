@@ -139,7 +139,7 @@ def _report_of_masks(
     snapshot = {
         "label": "",
         "accuracy": None,
-        "dice": None if results is None else results.dice,
+        "dice": None if results is None or math.isnan(results.dice) else results.dice,  # NaN where no pixel counts
         "tested": 0 if results is None else len(some),
         "masks": examples,
     }

@@ -15,7 +15,7 @@ from torchcaps.ops.backend import INTERPRETED
 from torchcaps.ops.numerics import sum_dtype
 from torchcaps.ops.operators import refuse_transforms
 from torchcaps.ops.triton import problem
-from torchcaps.ops.triton.problem import PER_WARP, language_dtype, power_of_2
+from torchcaps.ops.triton.problem import PER_WARP, language_dtype, plain, power_of_2
 from torchcaps.utils.arguments import HALF
 from torchcaps.utils.private import has_plain_values, is_traced
 
@@ -38,9 +38,9 @@ def scaled(x: Tensor, grad: Tensor | None = None, dim: int = -1, unit: bool = Fa
     of the result."""
     order = sorted(range(x.dim()), key=x.stride, reverse=True)  # as the numbers lie in memory
     place, back = order.index(dim % x.dim()), sorted(range(x.dim()), key=order.__getitem__)
-    given = x.permute(order).contiguous()
+    given = plain(x.permute(order))
     out, size, inner = torch.empty_like(given), x.shape[dim], math.prod(given.shape[place + 1 :])
-    grad = None if grad is None else grad.permute(order).contiguous()
+    grad = None if grad is None else plain(grad.permute(order))
     _launch("scale_by_length", given.numel() // size, size, (out, given, grad), (size, inner, unit))
     return out.permute(back)
 
@@ -164,6 +164,7 @@ class _Formula(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Callable[..., Any], run_backward: Callable[..., Any], *tensors: Tensor | None) -> Any:
         ctx.run_backward = run_backward
+        tensors = tuple(None if x is None else plain(x) for x in tensors)
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         return run(*tensors)
@@ -174,7 +175,7 @@ class _Formula(torch.autograd.Function):
         tensors = ctx.saved_tensors
         if all(grad is None for grad in grads):
             return (None,) * (2 + len(tensors))
-        return None, None, *ctx.run_backward(tuple(None if x is None else x.contiguous() for x in grads), *tensors)
+        return None, None, *ctx.run_backward(tuple(None if x is None else plain(x) for x in grads), *tensors)
 
 
 def _launch(kernel: str, rows: int, size: int, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> None:

@@ -128,10 +128,10 @@ class Problem:
         self.parents, self.width, self.features = weight.shape[3], weight.shape[5], self.rows * weight.shape[5]
         self.over_children = options.softmax == "children"
         self.tensors = Tensors(
-            poses.flatten(1, 3).contiguous(),
+            plain(poses.flatten(1, 3)),
             _as_rows(weight),
             None if bias is None else _as_rows(bias),
-            None if gates is None else gates.flatten(1).contiguous(),
+            None if gates is None else plain(gates.flatten(1)),
             None if offset is None else _as_rows(offset),
             None if betas is None else _as_rows(betas),
         )
@@ -300,7 +300,12 @@ def launch(
 
 def _readable(parents: Parents) -> Parents:
     """Return the tensors of the parents as kernels read them."""
-    return Parents(*(None if x is None else at_least_float32(x).contiguous() for x in parents))
+    return Parents(*(None if x is None else plain(at_least_float32(x)) for x in parents))
+
+
+def plain(x: Tensor) -> Tensor:
+    """Return a tensor as kernels read it: contiguous, and with its signs in memory."""
+    return x.contiguous().resolve_neg()
 
 
 @contextlib.contextmanager
@@ -319,7 +324,7 @@ def _contiguous(x: Tensor | None, rows: bool = False) -> Iterator[Tensor | None]
 
 def _as_rows(x: Tensor) -> Tensor:
     """Return `(groups, 1, 1, parents, ...)` as `(groups, ..., parents)`."""
-    return x.movedim(3, -1).flatten(0, 2).contiguous()
+    return plain(x.movedim(3, -1).flatten(0, 2))
 
 
 def language_dtype(dtype: torch.dtype) -> Any:
