@@ -324,6 +324,21 @@ def test_partial_results_are_bounded(items, programs, part):
     assert splits * part <= problem.MOST_PARTS
 
 
+@pytest.mark.parametrize("kernel", ["moments", "over_children"])
+def test_more_than_2_to_the_31_numbers_are_joined(kernel):
+    """The first program alone, which needs few of them."""
+    device = "cpu" if problem.INTERPRETED else "cuda"
+    vectors, scores = torch.ones(7, 16, device=device), torch.ones(7, 16, device=device)
+    tensors = {
+        "moments": (scores[0], *vectors[:2], scores[1], vectors[2], scores[2], vectors[3], None, vectors[4]),
+        "over_children": (vectors[0], scores[0], vectors[1], scores[1], scores[2]),
+    }[kernel]
+    out = tensors[1 if kernel == "moments" else 0].fill_(-1)
+    options = {"eps": 0.0} if kernel == "moments" else {}
+    problem.launch(f"joins.join_{kernel}", (1,), out.device, *tensors, 2**30, 4, 1, block_s=1, block_e=16, **options)
+    assert_close(out, torch.full_like(out, 2.0 if kernel == "moments" else 1.0))
+
+
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter has one thread")
 def test_the_same_digits_each_time():
     p = Problem(GEOMETRIES["windows of groups"], "each", gates=True, device=DEVICE)

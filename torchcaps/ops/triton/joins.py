@@ -45,7 +45,8 @@ def join_over_children(
     """Join the sums of a softmax over the children, and write the logarithms of its denominators: infinity where they
     count as 0, because all coefficients are 0 in the backward pass."""
     at = tl.program_id(0).to(tl.int64) * block_e + tl.arange(0, block_e)
-    exists, score = at < scores * features, at // features
+    numbers = tl.cast(scores, tl.int64) * features  # it may exceed 2^31
+    exists, score = at < numbers, at // features
     lowest = float("-inf")
     peak = tl.max(load_parts(peaks, 0, scores, score, exists, splits, lowest, block_s), 0)
     for block in number_range(1, tl.cdiv(splits, block_s)):
@@ -55,7 +56,7 @@ def join_over_children(
     for block in number_range(0, tl.cdiv(splits, block_s)):
         scale = tl.exp(load_parts(peaks, block, scores, score, exists, splits, lowest, block_s) - peak[None, :])
         mass += tl.sum(load_parts(masses, block, scores, score, exists, splits, 0.0, block_s) * scale, 0)
-        part = load_parts(totals, block, scores * features, at, exists, splits, 0.0, block_s)
+        part = load_parts(totals, block, numbers, at, exists, splits, 0.0, block_s)
         total += tl.sum(part * scale, 0)
     tl.store(sums + at, total / nonzero(mass), mask=exists)
     log_mass = tl.where(mass < 1e-30, float("inf"), peak + tl.log(nonzero(mass)))
@@ -70,17 +71,18 @@ def join_moments(
     """Join moments by the parallel formula of Chan, Golub and LeVeque (1979), with deviations from the center. So no
     digits are lost when the votes agree far from zero."""
     at = tl.program_id(0).to(tl.int64) * block_e + tl.arange(0, block_e)
-    exists, score = at < scores * features, at // features
+    numbers = tl.cast(scores, tl.int64) * features  # it may exceed 2^31
+    exists, score = at < numbers, at // features
     whole = total_of(masses, scores, score, exists, splits, block_s)
     distance, square = whole * 0.0, whole * 0.0
     for block in number_range(0, tl.cdiv(splits, block_s)):
         weight = load_parts(masses, block, scores, score, exists, splits, 0.0, block_s)
-        distance += tl.sum(weight * load_parts(totals, block, scores * features, at, exists, splits, 0.0, block_s), 0)
+        distance += tl.sum(weight * load_parts(totals, block, numbers, at, exists, splits, 0.0, block_s), 0)
     distance /= nonzero(whole)
     for block in number_range(0, tl.cdiv(splits, block_s)):
         weight = load_parts(masses, block, scores, score, exists, splits, 0.0, block_s)
-        change = load_parts(totals, block, scores * features, at, exists, splits, 0.0, block_s) - distance[None, :]
-        part = load_parts(squares, block, scores * features, at, exists, splits, 0.0, block_s)
+        change = load_parts(totals, block, numbers, at, exists, splits, 0.0, block_s) - distance[None, :]
+        part = load_parts(squares, block, numbers, at, exists, splits, 0.0, block_s)
         square += tl.sum(part + weight * change * change, 0)
     center = tl.load(centers + at, mask=exists, other=0.0)
     divisor = nonzero(whole + eps)
