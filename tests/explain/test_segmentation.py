@@ -100,3 +100,15 @@ def test_the_page_of_masks_without_a_pixel_that_counts(tmp_path):
     )
     assert content["snapshots"][0]["dice"] is None
     write_page(content, tmp_path / "index.html")
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_network_with_more_classes_than_the_data(masks, tmp_path):
+    images, truth = torch.rand(3, 1, 16, 16), torch.randint(0, 2, (3, 16, 16))
+    samples = samples_of(images, truth if masks else None, ["ground", "a"], ["x"] * 3, "masks")
+    network = create_model("segcaps", classes=4, features=4, decoder=False).eval()
+    content = report(network, samples, "A network")
+    assert content["classes"] == ["ground", "a", "class 2", "class 3"]
+    assert len(content["colors"]) == 4
+    assert write_page(content, tmp_path / "index.html").exists()
+    assert [path.name for path, _ in write_figures(network, samples, tmp_path)] == ["masks.png"]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
 
@@ -67,6 +67,10 @@ class Samples:
     def term(self) -> str:
         """What the page calls that which is predicted: a class, a label or a number."""
         return TERMS[self.target][0]
+
+    def with_names_of(self, classes: int) -> "Samples":
+        """Return the samples with names for so many classes: a network may have more of them than the data."""
+        return replace(self, names=[*self.names, *(f"class {k}" for k in range(len(self.names), classes))])
 
     def first_of_each(self) -> list[int]:
         """Return the index of the first sample of each class that there is, in the order of the classes."""

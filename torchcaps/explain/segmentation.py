@@ -70,6 +70,7 @@ def masks_figure(
     """
     images = images[:MOST_IMAGES]
     probabilities, coefficients = segmented(network, images)
+    names = [*names, *(f"class {k}" for k in range(len(names), probabilities.shape[1]))]
     predicted = probabilities.argmax(1)
     rows = [Row(list(images), label="image")]
     titles: list[str] = []

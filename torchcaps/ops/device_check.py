@@ -77,12 +77,14 @@ def _routed(name: str) -> Reduce:
     def route(votes: "LinearVotes", x: Values) -> Routed:
         routing = _routing()
         shape = routing.shape.LayerShape(votes.children // SHARING, votes.children, PARENTS, ROWS, DEPTH, WIDTH)
-        with torch.random.fork_rng(devices=[]):  # parameters are drawn, and then set
-            layer = getattr(routing, name)().for_layer(shape, torch.device("cpu"), x["poses"].dtype)
+        layer = getattr(routing, name)().for_layer(shape, torch.device("meta"), x["poses"].dtype)  # where none is drawn
+        layer.to_empty(device=votes.device)
         with torch.no_grad():
             for parameter in layer.parameters():
                 parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view_as(parameter))
-        parents = layer.to(votes.device)(votes)
+            for buffer in layer.buffers():
+                buffer.zero_()
+        parents = layer(votes)
         values = {"poses of the parents": parents.poses, "their scores": parents.scores}
         return Routed({what: y for what, y in values.items() if y is not None}, dict(layer.named_parameters()))
 
@@ -144,7 +146,7 @@ def _difference(name: str, device: torch.device) -> str:
     for what, x in exact.items():
         error, expected, size = (float(y.norm()) for y in (found[what] - x, eager[what] - x, x))
         if not error <= 4 * expected + 16 * rounding * size:  # NaN, too
-            wrong.append(f"{what} by {error / size:.1e}")
+            wrong.append(f"{what} by {error / (size or 1.0):.1e}")
     return f"{name} (relative errors: {', '.join(wrong)})" if wrong else ""
 
 

@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -27,7 +26,7 @@ from torchcaps.explain.recording import Recording, record, routing_layers
 from torchcaps.explain.samples import BATCH, STATISTICS, Samples
 from torchcaps.explain.shares import shares_of
 from torchcaps.measures.accuracy import balanced_accuracy, is_right
-from torchcaps.measures.predicting import has_decoder, kind_of_scores, predict
+from torchcaps.measures.predicting import has_decoder, kind_of_scores, predict, segment
 from torchcaps.measures.results import LabelResults, NumberResults, Predicted, Results
 from torchcaps.utils.arguments import FloatTensor, Positive, checked
 from torchcaps.utils.checks import counted, percent
@@ -94,8 +93,7 @@ def report(
         load()
         progress(f"{label or 'network'}: scores of {counted(len(samples), 'sample')}")
         scores = _scores(network, samples)
-        names = [f"class {label}" for label in range(len(samples.names), scores.shape[1])]  # of the network alone
-        samples = replace(samples, names=[*samples.names, *names])
+        samples = samples.with_names_of(scores.shape[1])
         fewer = len(states) > 1 and samples.labels is not None
         kept = kept or _chosen(samples, scores)[: 4 if fewer else None]
         results = _results(samples, scores, thresholds)
@@ -133,6 +131,7 @@ def _report_of_masks(
     if states:
         states[-1][1]()
     progress(f"masks of {counted(min(len(samples), STATISTICS), 'sample')}")
+    samples = samples.with_names_of(segment(network, samples.images([0])).shape[1])
     results, dice, some = results_of(network, samples)
     progress("examples")
     examples = mask_examples(network, samples, dice, some)
