@@ -50,9 +50,13 @@ def compare(path: Path, training: Training, overrides: Sequence[Override]) -> No
             warn(f"{changed}: the run keeps its seed")
         elif resumed and (name in EXACT or (name.startswith("data.") and not name.endswith(IRRELEVANT))):
             warn(f"{changed}: the run will not continue exactly")
-        elif resumed and name in LENGTHS and cycles:
+        elif resumed and cycles and name in LENGTHS and _is_more(now.get(name), then.get(name)):
             warn(f"{changed}: the learning rate jumps, because OneCycle now goes once over the longer training")
     _compare_data(path, training, overrides)
+
+
+def _is_more(now: Any, then: Any) -> bool:
+    return isinstance(now, int) and isinstance(then, int) and now > then
 
 
 def _compare_data(path: Path, training: Training, overrides: Sequence[Override]) -> None:
