@@ -74,21 +74,20 @@ def masks_figure(
     predicted = probabilities.argmax(1)
     rows = [Row(list(images), label="image")]
     titles: list[str] = []
-    present = predicted.flatten()
+    drawn = [predicted]
     if masks is not None:
         masks = masks[:MOST_IMAGES].cpu()
         rows.append(Row(over(images, masks), label="mask"))
         dice = dice_of(overlaps(predicted, masks, len(names))).nanmean(1).tolist()
         titles = [f"Dice {value:.2f}" for value in dice]
         predicted = predicted.masked_fill(masks == IGNORED, IGNORED)
-        present = torch.cat([x[x != IGNORED] for x in (predicted, masks)])
+        drawn = [predicted, masks]
     rows.append(Row(over(images, predicted), titles, label="prediction"))
-    counts = present.bincount(minlength=len(names))
+    counts = count_classes(drawn, len(names))
     bar = ""
     if maps:
         what, values = ("probability", probabilities) if coefficients is None else ("coefficients", coefficients)
-        chosen = counts.argsort(descending=True, stable=True)[:MOST_CLASSES].sort().values.tolist()
-        rows += [Row(list(values[:, k]), label=f"{what}:\n{names[k]}") for k in chosen]
+        rows += [Row(list(values[:, k]), label=f"{what}:\n{names[k]}") for k in classes_with_maps(counts)]
         bar = what
     figure = panels_figure(rows, "What the network predicts of each pixel", 1.5, MOST_IMAGES, bar=bar)
     patches = [Patch(color=color_of(k), label=name) for k, name in enumerate(names) if k and counts[k]]
@@ -108,6 +107,17 @@ def overlay(picture: Image.Image, mask: np.ndarray) -> Image.Image:
     image = torch.from_numpy(np.array(picture.convert("RGB"))).movedim(-1, 0) / 255
     (drawn,) = over(image[None], torch.from_numpy(mask)[None].long())
     return Image.fromarray((255 * drawn).round().byte().movedim(0, -1).numpy())
+
+
+def count_classes(masks: Sequence[Tensor], classes: int) -> Tensor:
+    """Return how many pixels of the masks are of each class, without those that do not count."""
+    return torch.cat([mask[mask != IGNORED] for mask in masks]).bincount(minlength=classes)
+
+
+def classes_with_maps(counts: Tensor) -> list[int]:
+    """Return the classes with the most pixels, 6 at most, in the order of the classes."""
+    chosen: list[int] = counts.argsort(descending=True, stable=True)[:MOST_CLASSES].sort().values.tolist()
+    return chosen
 
 
 def color_of(label: int) -> str:

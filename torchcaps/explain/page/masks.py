@@ -11,13 +11,12 @@ from torchcaps.data.order import evenly_chosen
 from torchcaps.explain.page.examples import SIDE
 from torchcaps.explain.page.pictures import heat_picture, picture
 from torchcaps.explain.samples import STATISTICS, Samples
-from torchcaps.explain.segmentation import color_of, over, segmented
+from torchcaps.explain.segmentation import classes_with_maps, color_of, count_classes, over, segmented
 from torchcaps.measures.masks import dice_of, overlaps
 from torchcaps.measures.predicting import segment
 from torchcaps.measures.results import MaskResults, Predicted
 
 EXAMPLES, LOWEST = 4, 4  # evenly spaced images, and those with the lowest Dice coefficients
-MOST_CLASSES = 6  # that have a map
 ROUTED = "coefficients"
 AT_ONCE = 4  # images; a SegCaps takes some hundred megabytes for each
 
@@ -74,17 +73,16 @@ def mask_examples(
         probabilities, coefficients = segmented(network, image)
         predicted = probabilities.argmax(1)
         drawn = [("image", image[0])]
-        masks = predicted
+        masks = [predicted]
         if samples.labels is not None:
-            masks = samples.labels[[index]]
-            predicted = predicted.masked_fill(masks == IGNORED, IGNORED)
-            drawn.append(("mask", over(image, masks)[0]))
+            truth = samples.labels[[index]]
+            predicted = predicted.masked_fill(truth == IGNORED, IGNORED)
+            drawn.append(("mask", over(image, truth)[0]))
+            masks = [predicted, truth]
         drawn.append(("prediction", over(image, predicted)[0]))
         pictures = [(picture(x, SIDE), of) for of, x in drawn]
         what, maps = ("probability", probabilities) if coefficients is None else (ROUTED, coefficients)
-        present = torch.cat([x[x != IGNORED] for x in (predicted, masks)])
-        counts = present.bincount(minlength=len(samples.names))
-        for k in sorted(counts.argsort(descending=True, stable=True)[:MOST_CLASSES].tolist()):
+        for k in classes_with_maps(count_classes(masks, len(samples.names))):
             pictures.append((heat_picture(maps[0, k].clamp_min(0), 1.0, SIDE), f"{what}: {samples.names[k]}"))
         value = None if dice is None or dice[place].isnan() else float(dice[place])
         examples.append({"title": samples.titles[index], "dice": value, "pictures": pictures})
