@@ -530,6 +530,42 @@ def test_operators_of_a_small_layer(name, most, monkeypatch):
     assert sum(event.name.startswith("aten::") for event in profile.events()) <= most
 
 
+def as_a_convolution_writes(x: Tensor) -> Tensor:
+    return x.movedim(-1, 2).contiguous().movedim(2, -1)
+
+
+# Orders of memory of (batch, types, height, width, size), and whether the library reads them without a copy.
+ORDERS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "contiguous": (lambda x: x, True),
+    "of a convolution": (as_a_convolution_writes, True),
+    "of a convolution, channels last": (lambda x: x.movedim(1, 3).contiguous().movedim(3, 1), True),
+    "entries first": (lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1), True),
+    "reversed": (lambda x: x.permute(4, 3, 2, 1, 0).contiguous().permute(4, 3, 2, 1, 0), False),
+    "every second": (lambda x: x.repeat_interleave(2, -1)[..., ::2], False),
+    "every second vector": (lambda x: x.repeat_interleave(2, 3)[..., ::2, :], False),
+    "expanded": (lambda x: x[:1, :, :1].expand_as(x), False),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 16, 19])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_squash_in_every_order_of_memory(order, size, dtype, instructions, threads):
+    """Values and gradients are those of the equation, also where threads divide a plane."""
+    change, in_place = ORDERS[order]
+    x = change(torch.randn(3, 2, 5, 7, size, dtype=dtype))
+    grad = change(torch.randn(3, 2, 5, 7, size, dtype=dtype))
+    exact = x.double().contiguous().requires_grad_()
+    length = exact.norm(dim=-1, keepdim=True)
+    v = length / (1 + length**2) * exact
+    (of_x,) = torch.autograd.grad(v, exact, grad.double())
+    out, gradient = native.squash(x), native.squash(x, grad)
+    assert out.is_contiguous()
+    assert not in_place or gradient.stride() == torch.empty_like(x).stride()
+    assert_close(out, v.detach().to(dtype))
+    assert_close(gradient, of_x.to(dtype))
+
+
 def why_not_anew() -> str:
     native.load.cache_clear()
     native.why_not.cache_clear()

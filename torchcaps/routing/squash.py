@@ -66,8 +66,7 @@ def _kernel_for(s: Tensor, dim: int) -> Callable[..., Tensor] | None:
     if on_device and choose_backend("auto", s.device) == "triton" and parents.takes(s.shape[dim], s):
         return partial(parents.scaled, dim=dim)
     known = s.dtype in (torch.float32, torch.float64) and s.device.type == "cpu" and NATIVE_MISSING is None
-    last = dim in (-1, s.dim() - 1) and s.is_contiguous()
-    return native.squash if known and last else None
+    return native.squash if known and dim in (-1, s.dim() - 1) else None
 
 
 class _Squash(torch.autograd.Function):

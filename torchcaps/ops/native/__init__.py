@@ -58,6 +58,16 @@ class _PoolProblem(ctypes.Structure):
     ]
 
 
+class _SquashProblem(ctypes.Structure):
+    """`SquashProblem` of problem.h."""
+
+    _fields_ = [
+        *_fields(_Number * 4, "sizes strides"),
+        *_fields(_Number, "threads"),
+        *_fields(_Tensor, "x grad out"),
+    ]
+
+
 # Fields for the tensors of the children and of the parents, and for their gradients.
 _GIVEN = ("poses", "weight", "bias", "gates", "target", "precision", "prior", "offset", "betas")
 _GRADIENTS = (*(f"into_{name}" for name in _GIVEN[:4]), *(f"grad_{name}" for name in _GIVEN[4:]))
@@ -77,14 +87,14 @@ def load() -> ctypes.CDLL:
     fields = getattr(library, "torchcaps_fields", None)
     if fields is not None:
         fields.restype = ctypes.c_char_p
-    if fields is None or fields().decode() != _described(_Problem, _PoolProblem):
+    if fields is None or fields().decode() != _described(_Problem, _PoolProblem, _SquashProblem):
         raise OSError("the kernels were built from another version of torchcaps: install it again")
     parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # from the OpenMP runtime that PyTorch has loaded
     library.torchcaps_use_openmp(parallel)
     library.torchcaps_instructions.restype = library.torchcaps_available.restype = ctypes.c_char_p
     library.torchcaps_run.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(_Problem)]
     library.torchcaps_routing_pool.argtypes = [ctypes.c_int64, ctypes.POINTER(_PoolProblem)]
-    library.torchcaps_squash.argtypes = [*(_Number,) * 4, *(_Tensor,) * 3]
+    library.torchcaps_squash.argtypes = [ctypes.c_int64, ctypes.POINTER(_SquashProblem)]
     library.torchcaps_squash.restype = None
     name = os.environ.get("TORCHCAPS_INSTRUCTIONS")
     if name and not library.torchcaps_choose(name.encode()):
@@ -220,15 +230,34 @@ def routing_pool(
 
 
 def squash(x: Tensor, grad: Tensor | None = None) -> Tensor:
-    """Squash vectors along the last dimension of a contiguous tensor in float32 or float64, or return the gradient of
-    them for a gradient of the result."""
-    out, size = torch.empty_like(x), x.shape[-1]
-    count = x.numel() // size
-    threads = max(1, min(torch.get_num_threads(), x.numel() >> 16, count))  # each has some tens of microseconds of work
+    """Squash vectors along the last dimension of a tensor in float32 or float64, or return the gradient of them for a
+    gradient of the result. The result is contiguous; the gradient lies in memory as the vectors do."""
+    if _layout(x) is None:
+        x = x.contiguous()
+    sizes, strides = _layout(x) or ((), ())
+    out = torch.empty_like(x, memory_format=torch.contiguous_format if grad is None else torch.preserve_format)
+    threads = max(1, min(torch.get_num_threads(), x.numel() >> 16))  # each has some tens of microseconds of work
     grad = _plain(grad, x.dtype)  # kept alive: the library has only addresses
-    run = load().torchcaps_squash
-    run(x.element_size(), count, size, threads, x.data_ptr(), _address(grad), out.data_ptr())
+    problem = _SquashProblem(sizes, strides, threads, x.data_ptr(), _address(grad), out.data_ptr())
+    load().torchcaps_squash(x.element_size(), problem)
     return out
+
+
+def _layout(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the sizes and strides of vectors as `squash` of the library takes them, (outer, middle, inner, entries);
+    None if they cannot be given so. Those of a convolution can, in either order of memory."""
+    if x.is_contiguous():
+        return (1, 1, x.numel() // x.shape[-1], x.shape[-1]), (0, 0, x.shape[-1], 1)
+    sizes, strides = [1, 1, 1], [0, 0, 0]
+    for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
+        if strides[-1] == size * stride:  # follows the dimension before
+            sizes[-1], strides[-1] = sizes[-1] * size, stride
+        elif size > 1:
+            sizes, strides = [*sizes, size], [*strides, stride]
+    known = len(sizes) < 7 and 1 in (strides[-1], x.stride(-1))
+    if not known or torch.empty_like(x).stride() != x.stride():  # such as vectors that share memory
+        return None
+    return (*sizes[-3:], x.shape[-1]), (*strides[-3:], x.stride(-1))
 
 
 class _Asking:

@@ -1,6 +1,7 @@
 // The kernels, compiled once for each instruction set: INSTRUCTIONS is its name, VECTOR_BYTES the size of its vectors.
 #include "moments.h"
 #include "routing_pool.h"
+#include "squash.h"
 #include "vote_sum.h"
 #include "weighted_sum.h"
 #include "weighted_sum_shared.h"

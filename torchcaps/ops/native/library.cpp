@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "problem.h"
-#include "squash.h"
 
 namespace torchcaps {
 
@@ -18,6 +17,7 @@ namespace torchcaps {
   namespace name {    \
   int run(Operation operation, int64_t bytes, const Problem& a); \
   int routing_pool(int64_t bytes, const PoolProblem& a);         \
+  void squash(int64_t bytes, const SquashProblem& a);            \
   }
 DECLARE(baseline)
 #ifdef HAS_AVX2
@@ -117,6 +117,7 @@ struct Instructions {
   const char* name;
   Run run;
   int (*routing_pool)(int64_t, const PoolProblem&);
+  void (*squash)(int64_t, const SquashProblem&);
 };
 
 // Returns the sets that this machine has, the best first.
@@ -131,12 +132,12 @@ std::vector<Instructions> available() {
 #ifdef HAS_AVX512
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    sets.push_back({"AVX-512", avx512::run, avx512::routing_pool});
+    sets.push_back({"AVX-512", avx512::run, avx512::routing_pool, avx512::squash});
 #endif
 #ifdef HAS_AVX2
-  if (has_avx2) sets.push_back({"AVX2", avx2::run, avx2::routing_pool});
+  if (has_avx2) sets.push_back({"AVX2", avx2::run, avx2::routing_pool, avx2::squash});
 #endif
-  sets.push_back({"baseline", baseline::run, baseline::routing_pool});
+  sets.push_back({"baseline", baseline::run, baseline::routing_pool, baseline::squash});
   return sets;
 }
 
@@ -150,8 +151,11 @@ std::string described() {
   text += #name " " + std::to_string(place) + " " + std::to_string(size) + "\n";
 #define DESCRIBE_PROBLEM(type, name) DESCRIBE(name, offsetof(Problem, name), sizeof(Problem::name))
 #define DESCRIBE_POOL_PROBLEM(type, name) DESCRIBE(name, offsetof(PoolProblem, name), sizeof(PoolProblem::name))
+#define DESCRIBE_SQUASH_PROBLEM(type, name) \
+  DESCRIBE(name, offsetof(SquashProblem, name), sizeof(SquashProblem::name))
   PROBLEM_FIELDS(DESCRIBE_PROBLEM)
   POOL_PROBLEM_FIELDS(DESCRIBE_POOL_PROBLEM)
+  SQUASH_PROBLEM_FIELDS(DESCRIBE_SQUASH_PROBLEM)
   return text;
 }
 
@@ -203,14 +207,8 @@ EXPORTED int torchcaps_run(int64_t operation, int64_t bytes, const torchcaps::Pr
     return torchcaps::NO_MEMORY;
   }
 }
-EXPORTED void torchcaps_squash(int64_t bytes, int64_t count, int64_t size, int64_t threads, const void* x,
-                               const void* grad, void* out) {
-  auto run = [&](auto number) {
-    using T = decltype(number);
-    const T *s = static_cast<const T*>(x), *g = static_cast<const T*>(grad);
-    torchcaps::Squash<T>{count, size, threads, s, g, static_cast<T*>(out)}.run();
-  };
-  bytes == 8 ? run(double()) : run(float());
+EXPORTED void torchcaps_squash(int64_t bytes, const torchcaps::SquashProblem* problem) {
+  torchcaps::chosen.squash(bytes, *problem);
 }
 EXPORTED int torchcaps_routing_pool(int64_t bytes, const torchcaps::PoolProblem* problem) {
   return torchcaps::chosen.routing_pool(bytes, *problem);

@@ -40,12 +40,21 @@ using Interrupted = int (*)();  // called now and then; not 0: give up
   X(const void*, poses) X(const uint8_t*, present) X(const void*, grad)                                 \
   X(void*, total) X(void*, grad_poses) X(double*, grad_sharpness) X(Interrupted, interrupted)
 
+// The same for squash: of x (outer, middle, inner, size), `strides` are those of x, of which the third or the fourth is 1.
+// The results and `grad` are contiguous, the gradient of x lies in memory as x does.
+#define SQUASH_PROBLEM_FIELDS(X)                                           \
+  X(Numbers, sizes) X(Numbers, strides) X(int64_t, threads) X(const void*, x) \
+  X(const void*, grad) X(void*, out)
+
 #define FIELD(type, name) type name;
 struct Problem {
   PROBLEM_FIELDS(FIELD)
 };
 struct PoolProblem {
   POOL_PROBLEM_FIELDS(FIELD)
+};
+struct SquashProblem {
+  SQUASH_PROBLEM_FIELDS(FIELD)
 };
 #undef FIELD
 

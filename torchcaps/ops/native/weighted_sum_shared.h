@@ -219,7 +219,6 @@ class WeightedSumSharedBackward
     Base::make_room();
     for (V** x : {&query_pulled, &grad_pulled, &sloped, &weighted}) *x = this->get(this->block * blocks * width);
     for (V** x : {slopes, shares, gains}) this->get_rows(x);
-    of_poses = this->get(this->most_children * pose_size);
   }
   void begin_group(int64_t count) {
     for (int64_t t = 0; t < blocks; t++)
@@ -232,7 +231,6 @@ class WeightedSumSharedBackward
   }
   void visit(int64_t s, int count) {
     const int64_t of_sample = s * blocks * width;
-    memset(static_cast<void*>(of_poses), 0, count * pose_size * sizeof(V));
     for (int64_t t = 0; t < blocks; t += span) {
       const int64_t end = least(blocks, t + span);
       this->products(count, t, end, query_pulled + of_sample, slopes);
@@ -246,32 +244,24 @@ class WeightedSumSharedBackward
       this->add_poses(count, t, end, shares, weighted + of_sample);
       if (this->grad_poses) add_of_poses(count, t, end, of_sample);
     }
-    for (int c = 0; this->grad_poses && c < count; c++) {
-      T* out = this->grad_poses + (this->pose_of[c] - this->poses);
-      in_blocks<8>(pose_size, [&](auto n, int64_t k) INLINED {
-        constexpr int N = decltype(n)::value;
-        T sums[N];
-        join_lanes<Sum, T, L, N>(of_poses + c * pose_size + k, sums);
-        for (int i = 0; i < N; i++) out[k + i] += sums[i];
-      });
-    }
   }
+  // Adds to the gradients of these poses what these blocks of parents give.
   SEPARATE void add_of_poses(int count, int64_t from, int64_t to, int64_t of_sample) {
     in_blocks<2>(count, [&](auto m, int64_t c) INLINED {
       constexpr int C = decltype(m)::value;
       in_blocks<4>(pose_size, [&](auto n, int64_t k) INLINED {
         constexpr int N = decltype(n)::value;
-        V sums[C * N];
-#pragma GCC unroll 16
-        for (int i = 0; i < C * N; i++) sums[i] = of_poses[(c + i / N) * pose_size + k + i % N];
+        V sums[C * N] = {};
         for (int64_t t = from; t < to; t++) {
           const V *q = query_pulled + of_sample + t * width + k, *g = grad_pulled + of_sample + t * width + k;
 #pragma GCC unroll 16
           for (int i = 0; i < C * N; i++)
             sums[i] += slopes[c + i / N][t - from] * q[i % N] + shares[c + i / N][t - from] * g[i % N];
         }
-#pragma GCC unroll 16
-        for (int i = 0; i < C * N; i++) of_poses[(c + i / N) * pose_size + k + i % N] = sums[i];
+        T joined[C * N];
+        join_lanes<Sum, T, L, C * N>(sums, joined);
+        for (int i = 0; i < C * N; i++)
+          this->grad_poses[this->pose_of[c + i / N] - this->poses + k + i % N] += joined[i];
       });
     });
   }
@@ -313,7 +303,7 @@ class WeightedSumSharedBackward
   }
 
  private:
-  V *query_pulled, *grad_pulled, *sloped, *weighted, *of_poses;
+  V *query_pulled, *grad_pulled, *sloped, *weighted;
   V *slopes[CHILDREN], *shares[CHILDREN], *gains[CHILDREN];
 };
 
