@@ -38,7 +38,7 @@ struct Squash {
   template <int N, bool ENTRIES, bool BACK>
   SEPARATE void vectors(int64_t at, int64_t row) const {
     using V = Vec<double, N>;
-    const T *x = static_cast<const T*>(a.x) + at, *grad = static_cast<const T*>(a.grad) + row;
+    const T *x = static_cast<const T*>(a.x) + at, *grad = BACK ? static_cast<const T*>(a.grad) + row : nullptr;
     T* out = static_cast<T*>(a.out) + (BACK ? at : row);
     V square = {}, along = {};
     for (int i = 0; ENTRIES && i < N; i++) {
