@@ -530,14 +530,10 @@ def test_operators_of_a_small_layer(name, most, monkeypatch):
     assert sum(event.name.startswith("aten::") for event in profile.events()) <= most
 
 
-def as_a_convolution_writes(x: Tensor) -> Tensor:
-    return x.movedim(-1, 2).contiguous().movedim(2, -1)
-
-
 # Orders of memory of (batch, types, height, width, size), and whether the library reads them without a copy.
 ORDERS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "contiguous": (lambda x: x, True),
-    "of a convolution": (as_a_convolution_writes, True),
+    "of a convolution": (lambda x: x.movedim(-1, 2).contiguous().movedim(2, -1), True),
     "of a convolution, channels last": (lambda x: x.movedim(1, 3).contiguous().movedim(3, 1), True),
     "entries first": (lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1), True),
     "reversed": (lambda x: x.permute(4, 3, 2, 1, 0).contiguous().permute(4, 3, 2, 1, 0), False),

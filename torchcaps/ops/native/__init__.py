@@ -232,9 +232,7 @@ def routing_pool(
 def squash(x: Tensor, grad: Tensor | None = None) -> Tensor:
     """Squash vectors along the last dimension of a tensor in float32 or float64, or return the gradient of them for a
     gradient of the result. The result is contiguous; the gradient lies in memory as the vectors do."""
-    if _layout(x) is None:
-        x = x.contiguous()
-    sizes, strides = _layout(x) or ((), ())
+    x, sizes, strides = _vectors(x)
     out = torch.empty_like(x, memory_format=torch.contiguous_format if grad is None else torch.preserve_format)
     threads = max(1, min(torch.get_num_threads(), x.numel() >> 16))  # each has some tens of microseconds of work
     grad = _plain(grad, x.dtype)  # kept alive: the library has only addresses
@@ -243,11 +241,11 @@ def squash(x: Tensor, grad: Tensor | None = None) -> Tensor:
     return out
 
 
-def _layout(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the sizes and strides of vectors as `squash` of the library takes them, (outer, middle, inner, entries);
-    None if they cannot be given so. Those of a convolution can, in either order of memory."""
+def _vectors(x: Tensor) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
+    """Return vectors with their sizes and strides as `squash` of the library takes them, (outer, middle, inner,
+    entries). Those of a convolution are taken as they lie, in either order of memory, others are copied."""
     if x.is_contiguous():
-        return (1, 1, x.numel() // x.shape[-1], x.shape[-1]), (0, 0, x.shape[-1], 1)
+        return x, (1, 1, x.numel() // x.shape[-1], x.shape[-1]), (0, 0, x.shape[-1], 1)
     sizes, strides = [1, 1, 1], [0, 0, 0]
     for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
         if strides[-1] == size * stride:  # follows the dimension before
@@ -256,8 +254,8 @@ def _layout(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
             sizes, strides = [*sizes, size], [*strides, stride]
     known = len(sizes) < 7 and 1 in (strides[-1], x.stride(-1))
     if not known or torch.empty_like(x).stride() != x.stride():  # such as vectors that share memory
-        return None
-    return (*sizes[-3:], x.shape[-1]), (*strides[-3:], x.stride(-1))
+        return _vectors(x.contiguous())
+    return x, (*sizes[-3:], x.shape[-1]), (*strides[-3:], x.stride(-1))
 
 
 class _Asking:
