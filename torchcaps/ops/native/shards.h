@@ -103,7 +103,7 @@ struct Layout {
     for (int p = along_parents ? 1 : L; p >= 1; p /= 2) {
       const int64_t tiles = parts(parents, L / p), vectors = tiles * parts(h, p);
       const bool stored = p == L && (h % L == 0 || (samples < FEW && parents * a.d * h >= L));
-      const double packing = stored ? 0 : 1.5 * a.d / static_cast<double>(least(samples, MOST_SAMPLES));
+      const double packing = stored ? 0 : 4.0 * a.d / static_cast<double>(least(samples, MOST_SAMPLES));
       const double time = vectors * (rows * (0.5 * a.d + 2) + packing) + (p > 1 ? 4 * tiles : 0);
       if (time < least_time) least_time = time, P = p, as_stored = stored;
     }
@@ -232,12 +232,13 @@ struct Layout {
     for (int64_t first = 0; first < parents; first += L, x += L * stride, packed += tile) {
       const int own = static_cast<int>(least(L, parents - first));
       int64_t k = 0;
-      for (; k + L <= width; k += L) {
+      for (int skip = 0; width >= L && k < width; k += L) {
+        if (k + L > width) skip = static_cast<int>(k + L - width), k -= skip;  // has columns of the last block again
         V rows[L];
 #pragma GCC unroll 16
         for (int j = 0; j < L; j++) {
           __builtin_prefetch(x + (L + j) * stride + k, BACK);  // too many streams for the hardware prefetcher
-          rows[j] = BACK ? packed[k + j] : j < own ? read<T, L>(x + j * stride + k) : V{};
+          rows[j] = BACK ? (ADD && j < skip ? V{} : packed[k + j]) : j < own ? read<T, L>(x + j * stride + k) : V{};
         }
         transpose<T, L>(rows);
 #pragma GCC unroll 16

@@ -40,15 +40,23 @@ struct Product {
       for (int j = 0; j < N * C; j++) kept[j] = stored(j / C, j % C);
     }
     INLINE V stored(int64_t f, int j) const { return read<T, L>(column[j] + f * own.step); }
+    INLINE V real(int64_t f, int j, V x) const {  // not 0 times an infinite pose
+      return own.real[k + j] > T(0) ? x : stored(f, j);
+    }
     INLINE void store(int64_t f, int j, V x) {
-      if (own.real) x = own.real[k + j] > T(0) ? x : stored(f, j);  // not 0 times an infinite pose
+      if (own.real && own.at.columns > 1) x = real(f, j, x);
       write<T, L>(column[j] + f * own.step, x);
     }
     INLINE V get(int64_t f, int j) const { return N ? kept[f * C + j] : stored(f, j); }
     INLINE void put(int64_t f, int j, V x) { N ? void(kept[f * C + j] = x) : store(f, j, x); }
     INLINE void store_kept() {
+      constexpr int n = N ? N : 1;
+      if (own.real && own.at.columns == 1) {  // at once: they overlap, and to read what was just written takes long
 #pragma GCC unroll 16
-      for (int j = 0; j < N * C; j++) store(j / C, j % C, kept[j]);
+        for (int j = 0; j < N * C; j++) kept[j] = real(j / C, j % C, kept[j]);
+      }
+#pragma GCC unroll 16
+      for (int j = 0; j < N * C; j++) store(j % n, j / n, kept[j % n * C + j / n]);  // in the order of memory
     }
     const Product& own;
     const int64_t k, depth;
@@ -59,7 +67,7 @@ struct Product {
   // out[i][k] = sum_d poses[i][d] weight[d][k]; with `adds` it adds to `out`. The sum of a block is added as a whole: a long
   // sum is then rounded once for each child.
   void votes(int64_t lines, const T* const* poses, const T* weight, bool adds, V* out) const {
-    for_blocks([&](auto n, auto c, int64_t e, int64_t k) INLINED {
+    for_blocks(d > SHALLOW, [&](auto n, auto c, int64_t e, int64_t k) INLINED {
       constexpr int N = decltype(n)::value, C = decltype(c)::value;
       const Block<N, C> block(*this, weight, e, k, lines);
       in_blocks<N ? 1 : LINES>(lines, [&](auto m, int64_t i) INLINED {
@@ -112,7 +120,7 @@ struct Product {
 
   // out[d][k] += sum_i poses[i][d] grads[i][k]
   void of_weight(int64_t lines, const T* const* poses, const V* grads, T* out) const {
-    for_blocks([&](auto n, auto c, int64_t e, int64_t k) INLINED {
+    for_blocks(d > SHALLOW && !real, [&](auto n, auto c, int64_t e, int64_t k) INLINED {
       constexpr int N = decltype(n)::value, C = decltype(c)::value;
       Block<N, C> block(*this, out, e, k, lines);
       in_blocks<N ? 1 : LINES>(lines, [&](auto m, int64_t i) INLINED {
@@ -137,11 +145,11 @@ struct Product {
     });
   }
 
-  // Calls f(Known<N>, Known<C>, e, k) for each block.
+  // Calls f(Known<N>, Known<C>, e, k) for each block; N is 0 for deep poses.
   template <class F>
-  INLINE void for_blocks(F f) const {
+  INLINE void for_blocks(bool deep, F f) const {
     in_blocks<COLUMNS>(at.row, [&](auto c, int64_t k) INLINED {
-      if (d > SHALLOW) return f(Known<0>(), c, 0, k);
+      if (deep) return f(Known<0>(), c, 0, k);
       in_blocks<DEEP>(d, [&](auto n, int64_t e) INLINED { f(n, c, e, k); });
     });
   }
