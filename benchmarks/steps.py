@@ -2,15 +2,20 @@
 
     python benchmarks/steps.py                                        # three recipes of the papers, on this device
     python benchmarks/steps.py zhao2019/table1/cifar10-routing --steps 40 --small
+    python benchmarks/steps.py quickstart --together 2                # two trainings at once, or one after another
 
 A training runs in each way, in turns; the time of a step is the median over the rounds of the mean after the first
-steps. On CUDA "graph" is the graph alone, replayed without anything in between: less is not possible. Absolute times
-are for a GPU alone; elsewhere only the ratio counts.
+steps. With `--together N`, N resident trainings also run at once, each in a process with its part of the threads. On
+CUDA "graph" is the graph alone, replayed without anything in between: less is not possible. Absolute times are for a
+GPU alone; elsewhere only the ratio counts.
 """
 
 import argparse
 import json
+import multiprocessing
+import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -87,6 +92,15 @@ def seconds_of(recipe: str, small: bool, steps: int, resident: bool, batch: int 
     return (clock.ended - clock.began) / steps, clock.graph
 
 
+def seconds_together(processes: int, *case: Any) -> float:
+    """Return the seconds of a step of trainings that run at once, each in a process with its part of the threads."""
+    threads = max(1, torch.get_num_threads() // processes)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, torch.set_num_threads, (threads,)) as pool:
+        trainings = [pool.submit(seconds_of, *case) for _ in range(processes)]
+        return max(training.result()[0] for training in trainings)
+
+
 def give_noise(data: LabeledData) -> None:
     """Give images of noise to data that would read theirs from files."""
     if not isinstance(data, ImageData):
@@ -108,25 +122,33 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="timed steps of a training (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="trainings in each way (default: %(default)s)")
     parser.add_argument("--batch", type=int, help="batch size (default: the recipe's)")
+    parser.add_argument("--together", type=int, metavar="N", help="also N trainings at once")
     parser.add_argument("--out", type=Path, help="folder for steps.json")
     options = parser.parse_args()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of processes that share cores: this one has read it already
     rows = []
     for recipe in options.recipes:
         seconds: dict[bool, list[float]] = {False: [], True: []}
-        graph = None
+        graph, together = None, []
         for _ in range(options.rounds):
             for resident in (False, True):
                 one, alone = seconds_of(recipe, options.small, options.steps, resident, options.batch)
                 seconds[resident].append(one)
                 graph = alone or graph
+            if options.together:
+                case = recipe, options.small, options.steps, True, options.batch
+                together.append(seconds_together(options.together, *case))
         usual, ours = median(seconds[False]), median(seconds[True])
-        row = {"recipe": recipe, "usual": usual, "resident": ours, "graph": graph}
+        row = {"recipe": recipe, "usual": usual, "resident": ours, "graph": graph, "together": together}
         rows.append(row)
         alone = "" if graph is None else f", graph alone {graph * 1e3:.2f} ms ({ours / graph:.2f}x)"
         print(
             f"{recipe}: usual {usual * 1e3:.2f} ms, resident {ours * 1e3:.2f} ms ({usual / ours:.2f}x){alone}",
             flush=True,
         )
+        if together:
+            gain = options.together * ours / median(together)
+            print(f"  {options.together} at once take {1 / gain:.2f} of the time of one after another", flush=True)
     if options.out is not None:
         about = {"commit": commit(), "hardware": hardware(), "torch": str(torch.__version__), "small": options.small}
         options.out.mkdir(parents=True, exist_ok=True)

@@ -101,6 +101,7 @@ def _skip_what_is_newer(items: list[pytest.Item]) -> None:
             if "compile" in item.name or "export" in item.name:
                 item.add_marker(skip)
             runs_kernels = item.path.name in ("test_layers.py", "test_operators.py") and "triton" in item.name
+            runs_kernels |= item.path.name == "test_device_check.py" and "small" in getattr(item, "fixturenames", ())
             if item.path.name in ("test_kernels.py", "test_launches.py", "test_parents.py") or runs_kernels:
                 item.add_marker(old)
 

@@ -348,9 +348,11 @@ def set_for_all_threads():
     """What no thread can leave: another default precision, and fresh memory that is filled with NaN."""
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_default_dtype(torch.float32)
 
 
 CONTEXTS = {
