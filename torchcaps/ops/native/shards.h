@@ -99,11 +99,12 @@ template <class T, int L>
 struct Layout {
   using V = Vec<T, L>;
   Layout(const Problem& a, int64_t samples, bool along_parents) : parents(a.parents), rows(a.rows), h(a.h) {
+    constexpr double PACKED = L * sizeof(T) == 64 ? 4 : 1.5;  // cycles of a vector
     double least_time = INFINITY;
     for (int p = along_parents ? 1 : L; p >= 1; p /= 2) {
       const int64_t tiles = parts(parents, L / p), vectors = tiles * parts(h, p);
       const bool stored = p == L && (h % L == 0 || (samples < FEW && parents * a.d * h >= L));
-      const double packing = stored ? 0 : 4.0 * a.d / static_cast<double>(least(samples, MOST_SAMPLES));
+      const double packing = stored ? 0 : PACKED * a.d / static_cast<double>(least(samples, MOST_SAMPLES));
       const double time = vectors * (rows * (0.5 * a.d + 2) + packing) + (p > 1 ? 4 * tiles : 0);
       if (time < least_time) least_time = time, P = p, as_stored = stored;
     }
