@@ -178,6 +178,8 @@ def fit_tables_to_phones(app, pagename, templatename, context, doctree):
         html = table[0]
         names = [text_of(head).replace('"', "&quot;") for head in re.findall(r"(?s)<th[ >].*?</th>", html)]
         rows = [re.findall(r"(?s)<td.*?</td>", row) for row in re.findall(r"(?s)<tr.*?</tr>", html)]
+        if not names:  # rows without a header have nothing to name their cells by
+            return html
         if len(names) > 3 and all(len(text_of(cell)) <= MOST_OF_NUMBERS for row in rows for cell in row[2:]):
             return html.replace('class="docutils', 'class="numbers docutils', 1)
         last = ""
