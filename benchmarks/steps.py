@@ -129,7 +129,8 @@ def main() -> None:
     rows = []
     for recipe in options.recipes:
         seconds: dict[bool, list[float]] = {False: [], True: []}
-        graph, together = None, []
+        graph = None
+        at_once: list[float] = []
         for _ in range(options.rounds):
             for resident in (False, True):
                 one, alone = seconds_of(recipe, options.small, options.steps, resident, options.batch)
@@ -137,18 +138,19 @@ def main() -> None:
                 graph = alone or graph
             if options.together:
                 case = recipe, options.small, options.steps, True, options.batch
-                together.append(seconds_together(options.together, *case))
+                at_once.append(seconds_together(options.together, *case))
         usual, ours = median(seconds[False]), median(seconds[True])
+        together = median(at_once) if at_once else None
         row = {"recipe": recipe, "usual": usual, "resident": ours, "graph": graph, "together": together}
         rows.append(row)
-        alone = "" if graph is None else f", graph alone {graph * 1e3:.2f} ms ({ours / graph:.2f}x)"
+        of_graph = "" if graph is None else f", graph alone {graph * 1e3:.2f} ms ({ours / graph:.2f}x)"
         print(
-            f"{recipe}: usual {usual * 1e3:.2f} ms, resident {ours * 1e3:.2f} ms ({usual / ours:.2f}x){alone}",
+            f"{recipe}: usual {usual * 1e3:.2f} ms, resident {ours * 1e3:.2f} ms ({usual / ours:.2f}x){of_graph}",
             flush=True,
         )
-        if together:
-            gain = options.together * ours / median(together)
-            print(f"  {options.together} at once take {1 / gain:.2f} of the time of one after another", flush=True)
+        if together is not None:
+            part = together / (options.together * ours)
+            print(f"  {options.together} at once take {part:.2f} of the time of one after another", flush=True)
     if options.out is not None:
         about = {"commit": commit(), "hardware": hardware(), "torch": str(torch.__version__), "small": options.small}
         options.out.mkdir(parents=True, exist_ok=True)

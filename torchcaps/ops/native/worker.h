@@ -51,12 +51,14 @@ struct Product {
     INLINE void put(int64_t f, int j, V x) { N ? void(kept[f * C + j] = x) : store(f, j, x); }
     INLINE void store_kept() {
       constexpr int n = N ? N : 1;
-      if (own.real && own.at.columns == 1) {  // at once: they overlap, and to read what was just written takes long
+      // To read what was just written takes long, so where a row is one vector all are read first. Empty lanes then write
+      // the start of the next row as it was; below, rows follow in the order of memory, so that the next one replaces it.
+      if (own.real && own.at.columns == 1) {
 #pragma GCC unroll 16
         for (int j = 0; j < N * C; j++) kept[j] = real(j / C, j % C, kept[j]);
       }
 #pragma GCC unroll 16
-      for (int j = 0; j < N * C; j++) store(j % n, j / n, kept[j % n * C + j / n]);  // in the order of memory
+      for (int j = 0; j < N * C; j++) store(j % n, j / n, kept[j % n * C + j / n]);
     }
     const Product& own;
     const int64_t k, depth;
