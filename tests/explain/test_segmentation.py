@@ -73,7 +73,7 @@ def test_the_page_of_masks(masks, tmp_path):
     for example in snapshot["masks"]:
         assert [of for _, of in example["pictures"]] == ["image", *["mask"] * masks, "prediction", *maps]
     assert content["colors"] == [None, color_of(1), color_of(2)]
-    assert len(content["limits"]) == 2
+    assert len(content["limits"]) == 1 + masks
     assert write_page(content, tmp_path / "index.html").stat().st_size > 10_000
     if not masks:
         assert (content["table"], snapshot["dice"], len(snapshot["masks"])) == (None, None, 12)

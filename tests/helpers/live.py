@@ -19,11 +19,11 @@ TITLE = "pictures in <img src=x onerror=pwned=1> *${Object.assign(window,{pwned:
 
 
 def trained(kind: str, place: str) -> Any:
-    """Return a small network: "digits" with MNIST in the folder `place`, "texts" with an encoder there, or "names" of
-    digits whose classes and data have names that look like code."""
+    """Return a small network: "digits" with MNIST in the folder `place`, "texts" with an encoder there, "masks" of
+    made pictures, or "names" of digits whose classes and data have names that look like code."""
     from runs import run_of
 
-    from torchcaps.data import MNIST, Digits, TextTable
+    from torchcaps.data import MNIST, Cells, Digits, TextTable
     from torchcaps.models import create_model
 
     if kind == "digits":
@@ -31,6 +31,9 @@ def trained(kind: str, place: str) -> Any:
     if kind == "names":
         data = type("Named", (Digits,), {"names": NAMES, "title": TITLE})()
         return run_of(create_model("capsnet_digits", pretrained="digits"), data)
+    if kind == "masks":
+        network = create_model("segcaps", classes=3, features=4, decoder=False)
+        return run_of(network, Cells(size=32, train_size=4, test_size=12))
     network = create_model("heinsen_sst", classes=2, layers=7, width=384, parts=4, features=8)
     return run_of(network, TextTable(encoder=place, class_names=["bad {{#each}}", "good"]))
 

@@ -1,29 +1,38 @@
 """What the live page answers, and which test images it offers, without a browser."""
 
+import base64
 import gc
+import io
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pictures import draw_digits
+from PIL import Image
 from runs import run_of
 
+from torchcaps.capsules import Segmentation
 from torchcaps.data import (
     CIFAR10,
     MNIST,
     SVHN,
     AffNIST,
+    Cells,
     DataError,
     Digits,
     ImageFolder,
+    MaskFolder,
     MultiMNIST,
     SmallNORB,
     StereoToys,
 )
 from torchcaps.data.images import ImageSet
 from torchcaps.explain.page import samples_of
+from torchcaps.measures.masks import dice_of, overlaps
 from torchcaps.models import create_model
 
 pytest.importorskip("gradio", reason='Gradio is not installed: pip install "torchcaps[show]"')
@@ -81,6 +90,66 @@ def test_several_labels_and_numbers():
     found = Looking(trained).answer(samples_of(noise, None, data.names, ["noise"], "numbers"))
     assert found["example"]["scores"] == pytest.approx(trained.scores(noise)[0].tolist(), rel=1e-4)
     assert found["report"]["scores"] == "numbers"
+
+
+def test_a_network_that_segments():
+    torch.manual_seed(0)
+    data = Cells(size=32, train_size=4, test_size=12)
+    classes = len(data.names)
+    trained = run_of(create_model("segcaps", classes=classes, features=4, decoder=False), data)
+    offered = images_of(data)
+    assert (len(offered), offered.titles[1], offered.target) == (10, "test image 1", "masks")
+    found = Looking(trained).answer(offered, 1)
+    json.dumps(found, allow_nan=False)
+    assert [of for _, of in found["example"]["pictures"]][:3] == ["image", "mask", "prediction"]
+    predicted = trained.probabilities(offered.inputs[1]).argmax(1)
+    dice = dice_of(overlaps(predicted, offered.labels[[1]], classes)).nanmean()
+    assert found["example"]["dice"] == pytest.approx(float(dice), abs=1e-4)
+    unknown = Looking(trained).answer(replace(offered, labels=None), 1)["example"]
+    assert unknown["dice"] is None
+    assert [of for _, of in unknown["pictures"]][:2] == ["image", "prediction"]
+
+
+class Bright(torch.nn.Module):
+    """Segments what is bright."""
+
+    def forward(self, images):
+        return Segmentation(scores=torch.cat([0.5 - images, images - 0.5], dim=1))
+
+
+@pytest.mark.parametrize(("size", "most"), [(16, 2**22), (16, 5 * 16**2), (128, 2**22)])
+def test_a_picture_in_tiles_is_shown_whole(size, most, tmp_path, monkeypatch):
+    for kind, pixels in (("images", 200), ("masks", 1)):
+        (tmp_path / kind).mkdir()
+        for name in range(6):
+            drawn = np.zeros((40, 20), np.uint8)
+            drawn[:, name:] = pixels
+            Image.fromarray(drawn).save(tmp_path / kind / f"{name}.png")
+    trained = run_of(Bright(), MaskFolder(str(tmp_path), size=size, fit="tile", num_workers=0))
+    drawn = np.zeros((1100, 550), np.uint8) if size == 128 else np.zeros((40, 20), np.uint8)
+    drawn[:, drawn.shape[1] // 2 :] = 200
+    path = tmp_path / "new"
+    Image.fromarray(drawn).save(path, "PNG")
+    monkeypatch.setattr(sys.modules[Looking.__module__], "MOST_PIXELS", most)
+    if most < 2**22:
+        with pytest.raises(DataError, match="^new.png has more than 5 tiles: use torchcaps predict$"):
+            Looking(trained).answer_tiles(path, "new.png")
+        return
+    found = Looking(trained).answer_tiles(path, "new.png")
+    assert (found["example"]["title"], found["example"]["dice"], found["report"]["classes"]) == (
+        "new.png",
+        None,
+        ["0", "1"],
+    )
+    image, prediction = (as_pixels(source) for source, _ in found["example"]["pictures"])
+    assert (image.shape, prediction.shape) == ((512, 256), (512, 256, 3))
+    color = np.array([int(found["report"]["colors"][1][i : i + 2], 16) for i in (1, 3, 5)])
+    assert np.abs(prediction[:, :110]).max() < 30
+    assert np.abs(prediction[:, 146:] - (0.4 * 200 + 0.6 * color)).max() < 30
+
+
+def as_pixels(source: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))), int)
 
 
 def test_images_with_numbers_are_offered_by_their_places():

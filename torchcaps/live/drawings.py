@@ -4,6 +4,8 @@ import base64
 import io
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -86,7 +88,18 @@ def read_drawing(data: ImageData, url: str) -> Tensor | None:
 def read_upload(data: ImageData, url: str, name: str) -> Tensor:
     """Read a picture file from a data URL as a network's input `(1, *shape)`, as `torchcaps predict` does.
 
-    It is in a temporary file while it is read, and nowhere afterwards.
+    Raises:
+        DataError: see `uploaded`.
+    """
+    with uploaded(url, name) as path:
+        return data.center(data.picture(path).unsqueeze(0))
+
+
+@contextmanager
+@checked
+def uploaded(url: str, name: str) -> Iterator[Path]:
+    """Return a context with the path of a picture file from a data URL: it is in a temporary file within the context,
+    and nowhere afterwards.
 
     Raises:
         DataError: it is not a picture that can be read, or larger than `LARGEST` megabytes or `PIXELS` million pixels.
@@ -96,7 +109,7 @@ def read_upload(data: ImageData, url: str, name: str) -> Tensor:
         path = Path(folder) / "picture"
         path.write_bytes(content)
         try:
-            return data.center(data.picture(path).unsqueeze(0))
+            yield path
         except DataError as error:
             raise DataError(str(error).replace(str(path), name)) from None
 

@@ -17,11 +17,12 @@ SEARCHED, AT_ONCE = 640, 32  # images that are searched for one of each class
 
 @checked
 def test_images(data: ImageData) -> Samples | None:
-    """Return a test image of each of the first classes, found among evenly spaced ones; ten images with numbers.
+    """Return a test image of each of the first classes, found among evenly spaced ones; ten images that have
+    numbers or masks.
 
     Nothing is downloaded or rendered: there are none if the files of the data set are not there.
     """
-    here, has_numbers = copy(data), data.target == "numbers"
+    here, by_place = copy(data), data.target in ("numbers", "masks")
     first: dict[tuple[int, ...], tuple[int, Tensor, Tensor]] = {}
     try:
         with forbid_downloads():
@@ -30,15 +31,16 @@ def test_images(data: ImageData) -> Samples | None:
         for start in range(0, len(some), AT_ONCE):
             indices = some[start : start + AT_ONCE]
             for index, image, label in zip(indices, *here.samples("test", indices), strict=True):
-                key = (int(label),) if label.dim() == 0 else tuple(label.nonzero().flatten().tolist())
-                first.setdefault((index,) if has_numbers else key, (index, image, label))
-            if len(first) >= min(MAX_IMAGES, MAX_IMAGES if has_numbers else here.classes):
+                labels = label if by_place or label.dim() == 0 else label.nonzero()
+                key = (index,) if by_place else tuple(labels.flatten().tolist())
+                first.setdefault(key, (index, image, label))
+            if len(first) >= min(MAX_IMAGES, MAX_IMAGES if by_place else here.classes):
                 break
     except (DataError, OSError):
         return None
     keys = sorted(first)[:MAX_IMAGES]
     titles = [f"test image {key[0]}" for key in keys]
-    if not has_numbers:
+    if not by_place:
         titles = [f"test image: {' and '.join(here.names[label] for label in key) or 'no label'}" for key in keys]
     places, images, labels = zip(*(first[key] for key in keys), strict=True)
     if isinstance(here, ImageFolder):

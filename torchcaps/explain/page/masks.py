@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import IGNORED
+from torchcaps.data.labeled import TERMS
 from torchcaps.data.order import evenly_chosen
 from torchcaps.explain.page.examples import SIDE
 from torchcaps.explain.page.pictures import heat_picture, picture
@@ -47,48 +48,50 @@ def results_of(network: nn.Module, samples: Samples) -> tuple[MaskResults | None
     return results, dice_of(counts).nanmean(1), some
 
 
-def limits_of(examples: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what the page cannot show."""
-    routed = any(of.startswith(ROUTED) for example in examples for _, of in example["pictures"])
-    return [COEFFICIENTS] * routed + [SIZES]
-
-
-def mask_examples(
-    network: nn.Module, samples: Samples, dice: Tensor | None, some: Sequence[int]
-) -> list[dict[str, Any]]:
-    """Return examples: each image, its mask, what the network predicts, and a map of each class.
+def chosen(dice: Tensor | None, some: list[int]) -> list[int]:
+    """Return the indices of the samples that the page shows: evenly spaced ones, and those with the lowest Dice
+    coefficients.
 
     Args:
-        network, samples: see :func:`torchcaps.explain.page.report`.
         dice, some: mean Dice coefficient and index of each sample that was segmented, see `results_of`.
     """
-    places = list(range(len(some))) if dice is None else evenly_chosen(len(some), min(len(some), EXAMPLES))
-    if dice is not None:
-        lowest = dice.nan_to_num(2.0).argsort(stable=True).tolist()
-        places += [place for place in lowest if place not in places][:LOWEST]
-    examples = []
-    for place in places:
-        index = some[place]
-        image = samples.images([index])
-        probabilities, coefficients = segmented(network, image)
-        predicted = probabilities.argmax(1)
-        drawn = [("image", image[0])]
-        masks = [predicted]
-        if samples.labels is not None:
-            truth = samples.labels[[index]]
-            predicted = predicted.masked_fill(truth == IGNORED, IGNORED)
-            drawn.append(("mask", over(image, truth)[0]))
-            masks = [predicted, truth]
-        drawn.append(("prediction", over(image, predicted)[0]))
-        pictures = [(picture(x, SIDE), of) for of, x in drawn]
-        what, maps = ("probability", probabilities) if coefficients is None else (ROUTED, coefficients)
-        for k in classes_with_maps(count_classes(masks, len(samples.names))):
-            pictures.append((heat_picture(maps[0, k].clamp_min(0), 1.0, SIDE), f"{what}: {samples.names[k]}"))
-        value = None if dice is None or dice[place].isnan() else float(dice[place])
-        examples.append({"title": samples.titles[index], "dice": value, "pictures": pictures})
-    return examples
+    if dice is None:
+        return some
+    places = evenly_chosen(len(some), min(len(some), EXAMPLES))
+    lowest = dice.nan_to_num(2.0).argsort(stable=True).tolist()
+    places += [place for place in lowest if place not in places][:LOWEST]
+    return [some[place] for place in places]
 
 
-def colors_of(names: Sequence[str]) -> list[str | None]:
-    """Return the color of each class in the pictures; the first class has none."""
-    return [color_of(k) if k else None for k in range(len(names))]
+def mask_example(network: nn.Module, samples: Samples, index: int) -> dict[str, Any]:
+    """Return an example: an image, its mask, what the network predicts, and a map of each class."""
+    image = samples.images([index])
+    probabilities, coefficients = segmented(network, image)
+    predicted = probabilities.argmax(1)
+    drawn, masks, dice = [("image", image[0])], [predicted], torch.tensor(torch.nan)
+    if samples.labels is not None:
+        truth = samples.labels[[index]]
+        dice = dice_of(overlaps(predicted, truth, len(samples.names))).nanmean()
+        predicted = predicted.masked_fill(truth == IGNORED, IGNORED)
+        drawn.append(("mask", over(image, truth)[0]))
+        masks = [predicted, truth]
+    drawn.append(("prediction", over(image, predicted)[0]))
+    pictures = [(picture(x, SIDE), of) for of, x in drawn]
+    what, maps = ("probability", probabilities) if coefficients is None else (ROUTED, coefficients)
+    for k in classes_with_maps(count_classes(masks, len(samples.names))):
+        pictures.append((heat_picture(maps[0, k].clamp_min(0), 1.0, SIDE), f"{what}: {samples.names[k]}"))
+    return {"title": samples.titles[index], "dice": None if dice.isnan() else float(dice), "pictures": pictures}
+
+
+def about_masks(names: Sequence[str], examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the page says about a network that segments, beside its examples."""
+    routed = any(of.startswith(ROUTED) for example in examples for _, of in example["pictures"])
+    return {
+        "classes": names,
+        "colors": [color_of(k) if k else None for k in range(len(names))],  # the first class has none
+        "inputs": "images",
+        "target": "masks",
+        "terms": TERMS["masks"],
+        "layers": [],
+        "limits": [COEFFICIENTS] * routed + [SIZES] * any(example["dice"] is not None for example in examples),
+    }

@@ -1,20 +1,5 @@
 "use strict";
-// Sections on masks, on overlapping inputs, on the iterations of routing, on controls and limits, and on figures in files.
-
-function masksSection(view) {
-  const { classes, colors } = view.report;
-  const lead = "Each class lies over the image in its color. A map is light where the network gives much to its class.";
-  const legend = make("ul", { class: "colors" }, classes.map((name, k) => {
-    const swatch = make("span", { class: "swatch" });
-    if (colors[k]) swatch.style.background = colors[k];
-    return make("li", {}, swatch, colors[k] ? name : `${name} (no color)`);
-  }));
-  const cards = view.snapshot.masks.map(({ title, dice, pictures }) => make("div", { class: "card wide" },
-    make("h3", {}, title), dice === null ? null : make("p", { class: "value" }, `Dice ${number(dice)}`),
-    make("div", { class: "pictures many" },
-      pictures.map(([source, of]) => figure(picture(source, `${title}: ${of}`), of)))));
-  return { lead, parts: [legend, make("div", { class: "cards" }, cards)] };
-}
+// Sections on overlapping inputs, on the iterations of routing, on controls and limits, and on figures in files.
 
 function overlapsSection(view) {
   const lead = "Two inputs are laid over each other. If capsules keep wholes apart, the network names both, and each "

@@ -8,7 +8,7 @@ let drawings = 0;
 /** The sections in their order: address, heading, whether there is something to show, content. */
 const SECTIONS = [
   ["results", "Results", (view) => hasResults(report, view.snapshot), (view) => resultsSection(report, view.snapshot)],
-  ["masks", "What it says of each pixel", (view) => view.snapshot.masks, masksSection],
+  MASKS_SECTION,
   ["example", "An example", (view) => view.example, (view) => exampleSection(view, chooseExample, chooseClass)],
   ...EXAMPLE_SECTIONS,
   ["overlaps", "Two at once", (view) => view.snapshot.overlaps.length, overlapsSection],

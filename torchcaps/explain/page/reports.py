@@ -19,7 +19,7 @@ from torchcaps.explain.credits import credit
 from torchcaps.explain.dead import dead_capsules
 from torchcaps.explain.overlaps import overlaid, taken_apart
 from torchcaps.explain.page.examples import SIDE, example, shown_scores
-from torchcaps.explain.page.masks import colors_of, limits_of, mask_examples, results_of
+from torchcaps.explain.page.masks import about_masks, chosen, mask_example, results_of
 from torchcaps.explain.page.pictures import heat_picture, picture
 from torchcaps.explain.pixels import Places, heat_of, places
 from torchcaps.explain.recording import Recording, record, routing_layers
@@ -134,7 +134,7 @@ def _report_of_masks(
     samples = samples.with_names_of(segment(network, samples.images([0])).shape[1])
     results, dice, some = results_of(network, samples)
     progress("examples")
-    examples = mask_examples(network, samples, dice, some)
+    examples = [mask_example(network, samples, index) for index in chosen(dice, some)]
     snapshot = {
         "label": "",
         "accuracy": None,
@@ -143,13 +143,7 @@ def _report_of_masks(
         "masks": examples,
     }
     return {
-        "classes": samples.names,
-        "colors": colors_of(samples.names),
-        "inputs": "images",
-        "target": samples.target,
-        "terms": TERMS[samples.target],
-        "layers": [],
-        "limits": limits_of(examples),
+        **about_masks(samples.names, examples),
         "title": title,
         "facts": list(facts),
         "confusion": None,

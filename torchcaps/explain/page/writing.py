@@ -16,7 +16,7 @@ from torchcaps.utils.files import write_text_whole
 FOLDER = Path(__file__).parent
 # Each script uses functions of those before it.
 EXAMPLE_SCRIPTS = ("base", "charts", "maps", "example", "words", "tree", "poses", "sections")
-SCRIPTS = (*EXAMPLE_SCRIPTS, "how", "results", "more", "page")
+SCRIPTS = (*EXAMPLE_SCRIPTS, "masks", "how", "results", "more", "page")
 MOST_BYTES = 10_000_000
 DIGITS = 5  # of a number; more cannot be seen, and make the page larger
 
