@@ -1,6 +1,7 @@
 """What Triton's kernels compute of the parents, against the operators of the routings; without a GPU in Triton's
 interpreter."""
 
+import inspect
 import os
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from torch.testing import assert_close
 from torchcaps import CapsuleLinear, Capsules, use_backend
 from torchcaps.functional import squash
 from torchcaps.ops import normalize
-from torchcaps.ops.triton import parents
+from torchcaps.ops.triton import formulas, parents
 from torchcaps.ops.votes import Moments
 from torchcaps.routing.squash import _by_operators
 
@@ -175,6 +176,31 @@ def test_precision(name):
         assert found.dtype == torch.float32
         slack = 4 * torch.finfo(torch.float32).eps * e.norm()
         assert (found - e).norm() <= 2 * (eager - e).norm() + slack
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nan_stays(name):
+    """A number that is NaN is NaN in all results in which it is by the operators: a bound does not hide it.
+    Triton's interpreter keeps NaN in any case; on a GPU a bound of Triton drops it unless it is told not to."""
+    kernel, formula, make_tensors = CASES[name]
+    for place in range(len(make_tensors())):
+        tensors = [x.detach() for x in make_tensors()]
+        tensors[place].flatten()[0] = torch.nan
+        for expected, found in zip(*(as_list(function(*tensors)) for function in (formula, kernel)), strict=True):
+            assert expected.isnan().any() or len(as_list(formula(*tensors))) > 1
+            assert_close(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def test_a_schedule_of_the_inverse_temperature_compiles_once():
+    """Each value of a constant of a kernel is a compilation of seconds."""
+    for kernel in (formulas.fit, formulas.fit_grads):
+        assert {"factor", "rest"}.isdisjoint(
+            name for name, x in inspect.signature(kernel.fn).parameters.items() if "constexpr" in str(x.annotation)
+        )
+    variance, mass, betas = torch.rand(2, 3, 3, dtype=D, device=DEVICE), draw(2, 3).detach(), draw(3).detach()
+    scores = [parents.fit(variance, None, mass, betas, betas, factor, floor=0.3)[1] for factor in (1.0, 0.1, 1e-3, 7)]
+    for factor, score in zip((0.1, 1e-3, 7), scores[1:], strict=True):
+        assert_close(score, factor * scores[0], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["squash", "squash in planes", "unit"])

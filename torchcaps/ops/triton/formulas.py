@@ -67,7 +67,7 @@ def make_fit(given, row, at, present, exists, beta_rows, size, factor, floor, ep
     """Return the variance, half the sum of its logarithms, and the score of each parent."""
     variances, masses, scores, beta_a, beta_u = given
     variance = load_row(variances, at, exists, dtype)
-    variance = tl.maximum(variance, constant(floor, variance)) + eps
+    variance = tl.maximum(variance, constant(floor, variance), tl.PropagateNan.ALL) + eps
     log_sigma = tl.sum(tl.where(exists, 0.5 * tl.log(tl.where(exists, variance, 1.0)), 0.0), 1, keep_dims=True)
     if masses is None:
         score = load_row(scores, row, present, dtype)
@@ -80,11 +80,12 @@ def make_fit(given, row, at, present, exists, beta_rows, size, factor, floor, ep
 
 @triton.jit
 def fit(
-    moved, scores, precisions, priors, given, rows, beta_rows, size, factor: tl.constexpr, floor: tl.constexpr,
+    moved, scores, precisions, priors, given, rows, beta_rows, size, factor, rest, floor: tl.constexpr,
     eps: tl.constexpr, dtype: tl.constexpr, block_r: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
     """Fit a Gaussian to each parent, see `parents.fit`."""
     row, at, present, exists = make_rows(rows, size, block_r, block_f)
+    factor = tl.full((1, 1), factor, dtype) + tl.full((1, 1), rest, dtype)
     variance, log_sigma, score = make_fit(given, row, at, present, exists, beta_rows, size, factor, floor, eps, dtype)
     log_gate = tl.minimum(score, 0.0) - tl.log(1 + tl.exp(-tl.abs(score)))
     tl.store(moved + at, variance, mask=exists)
@@ -96,11 +97,12 @@ def fit(
 @triton.jit
 def fit_grads(
     grad_variance, grad_mass, grad_score, grad_beta_a, grad_beta_u, grads, given, rows, beta_rows, size,
-    factor: tl.constexpr, floor: tl.constexpr, eps: tl.constexpr, dtype: tl.constexpr, block_r: tl.constexpr,
+    factor, rest, floor: tl.constexpr, eps: tl.constexpr, dtype: tl.constexpr, block_r: tl.constexpr,
     block_f: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of `fit`, those of the betas for each sample."""
     row, at, present, exists = make_rows(rows, size, block_r, block_f)
+    factor = tl.full((1, 1), factor, dtype) + tl.full((1, 1), rest, dtype)
     variance, log_sigma, score = make_fit(given, row, at, present, exists, beta_rows, size, factor, floor, eps, dtype)
     of_moved, of_scores, of_precisions, of_priors = grads
     of_prior = load_row(of_priors, row, present, dtype)
@@ -240,7 +242,8 @@ def share_logits(scores, masses, samples, parents, dtype: tl.constexpr, block_n:
     """Write the logits of the shares of the mass."""
     at, present, share, others, _some, _whole = make_shares(masses, samples, parents, dtype, block_n, block_j)
     least = constant(1e-30, share)
-    tl.store(scores + at, tl.log(tl.maximum(share, least)) - tl.log(tl.maximum(others, least)), mask=present)
+    share, others = tl.maximum(share, least, tl.PropagateNan.ALL), tl.maximum(others, least, tl.PropagateNan.ALL)
+    tl.store(scores + at, tl.log(share) - tl.log(others), mask=present)
 
 
 @triton.jit

@@ -5,6 +5,7 @@ kernels compute them. `formulas.py` has the kernels.
 """
 
 import math
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -94,7 +95,10 @@ def fit(
     shape, size = variance.shape[:-1], variance.shape[-1]
     rows = shape.numel()
     shared = 1 if beta_a is None else len(beta_a)
-    options = shared, size, factor, floor, eps
+    # The factor is no constant of the kernel, which would be compiled for each value of a schedule. Triton takes it
+    # in float32 alone, so it also gets the rest.
+    (rounded,) = struct.unpack("f", struct.pack("f", factor))
+    options = shared, size, rounded, factor - rounded, floor, eps
 
     def run(variance: Tensor, *rest: Tensor | None) -> tuple[Tensor, ...]:
         results = tuple(variance.new_empty(x) for x in 2 * (variance.shape, shape))
