@@ -1,5 +1,6 @@
 """Masks of own pictures from a training to predictions: whole pictures, and pictures in tiles."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from commands import call, error_of
 from PIL import Image
 
+import torchcaps.deploy.predict
 from torchcaps.capsules import Segmentation
 from torchcaps.deploy.predict import predict_masks
 from torchcaps.runs import Run
@@ -52,7 +54,10 @@ def test_masks_have_the_size_and_the_values_of_their_pictures(segmented, fit, tm
     Image.fromarray(picture).save(tmp_path / "new" / "a.png")
     capfd.readouterr()
     assert call("predict", str(segmented[fit]), "new", "--out", "out") == 0
-    assert capfd.readouterr().out.strip() == f"masks: out, and with colors over the pictures: {Path('out/overlays')}"
+    assert capfd.readouterr().out.splitlines() == [
+        f"predictions: {Path('out/masks.csv')}",
+        f"masks: out, and with colors over the pictures: {Path('out/overlays')}",
+    ]
     found = np.asarray(Image.open("out/a.png"))
     assert found.shape == (40, 56)
     assert set(np.unique(found)) <= {0, 100, 200}
@@ -60,8 +65,40 @@ def test_masks_have_the_size_and_the_values_of_their_pictures(segmented, fit, tm
     assert drawn.shape == (40, 56, 3)
     colored = drawn.max(2) > drawn.min(2)
     assert (colored == (found > 0)).all()
+    with Path("out", "masks.csv").open(newline="") as table:
+        (row,) = csv.DictReader(table)
+    values, pixels = np.unique(found, return_counts=True)
+    counts = dict.fromkeys((0, 100, 200), 0) | dict(zip(values.tolist(), pixels.tolist(), strict=True))
+    expected = {f"pixels({value})": str(count) for value, count in counts.items()}
+    assert row == {"file": str(Path("new", "a.png")), "mask": "a.png", **expected}
     if fit == "tile":  # squares in a picture of another size are as large as in the training
         assert (found == mask).mean() > 0.97
+
+
+def test_an_interrupted_prediction_goes_on(segmented, tmp_path, capfd, monkeypatch):
+    run, folder = str(segmented["pad"]), segmented["folder"] / "images"
+    assert call("predict", run, str(folder), "--out", "whole") == 0
+    predicted, start = [], torchcaps.deploy.predict.predict_masks
+
+    def interrupted(trained, paths, skipped):
+        for index, mask in start(trained, paths, skipped):
+            predicted.append(Path(paths[index]).stem)
+            if len(predicted) == 15:
+                raise KeyboardInterrupt
+            yield index, mask
+
+    monkeypatch.setattr("torchcaps.deploy.predict.predict_masks", interrupted)
+    capfd.readouterr()
+    with pytest.raises(KeyboardInterrupt):
+        call("predict", run, str(folder), "--out", "out")
+    assert len(list(Path("out").glob("*.png"))) == 14
+    assert not Path("out", "masks.csv").exists()
+    assert call("predict", run, str(folder), "--out", "out") == 0
+    assert "torchcaps: going on after 14 samples" in capfd.readouterr().err
+    assert predicted == [f"{i:02}" for i in (*range(15), *range(14, 40))]
+    for path in (path for path in Path("whole").rglob("*") if path.is_file()):
+        assert path.read_bytes() == Path("out", path.relative_to("whole")).read_bytes()
+    assert sorted(x.name for x in Path("out").iterdir()) == sorted(x.name for x in Path("whole").iterdir())
 
 
 def test_a_picture_in_tiles_is_predicted_as_a_whole_where_borders_change_nothing(segmented, monkeypatch, tmp_path):

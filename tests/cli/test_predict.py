@@ -100,7 +100,7 @@ def a_table(folder, names, monkeypatch):
         Path(name).write_text(name)
     options = SimpleNamespace(out=Path("p.csv"), skip_bad=False, batch_size=2)
     trained = SimpleNamespace(data=lambda: None, names=["a"], target="class", path=Path())
-    return _Table(options, trained, [Sample(name, name) for name in names], 1, 1)
+    return _Table(options, options.out, trained, [Sample(name, name) for name in names], 1, 1)
 
 
 def test_what_is_written_beside_a_network_is_no_part_of_it(tmp_path, monkeypatch):

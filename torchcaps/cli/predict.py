@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TABLES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json")
 STANDARD_INPUT = "-"
+MASKS, OVERLAYS = "masks.csv", "overlays"  # in a folder of masks
 
 
 class Sample(NamedTuple):
@@ -77,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Each row has the sample, the likeliest class, its probability, and P(class) for each class; where a sample "
         "has several labels, those that are likely enough, and P(label) for each; or the numbers. With --out, a "
         "prediction that was interrupted goes on where it stopped when the same command runs again. A network that "
-        "segments writes a mask of each picture, and in the folder overlays the picture with its mask in colors; it "
-        "predicts one picture at a time, and all of them again when the command runs again."
+        f"segments writes a mask of each picture, in the folder {OVERLAYS} the picture with its mask in colors, and "
+        f"{MASKS} with the number of pixels of each class."
     )
 
 
@@ -97,9 +98,8 @@ def run(options: argparse.Namespace) -> None:
         samples = list(_samples(options, trained))
         if not samples:
             raise ValueError(f"there is nothing to predict in {' '.join(options.paths)}")
-        names = Counter(Path(sample.value).stem for sample in samples) if segments else Counter[str]()
-        if twice := next((name for name, count in names.items() if count > 1), None):
-            raise ValueError(f"several pictures are called {twice}, as their masks would be: predict folder by folder")
+        if segments:
+            _check_masks(options.out, trained, samples)
         about = f", {_about_probabilities(trained)}" if trained.target in ("class", "labels") else ""
         parts = min(parts, len(samples))
         if part > parts:
@@ -108,49 +108,56 @@ def run(options: argparse.Namespace) -> None:
         share = f", part {part} of {parts}" * (parts > 1)
         print(f"torchcaps: {counted(len(samples), 'sample')}{share}, {trained.path}{about}", file=sys.stderr)
         skipped: list[str] | None = [] if options.skip_bad else None
-        if segments:
-            _write_masks(options.out, trained, samples, part, parts, skipped)
-        elif options.out is None:
+        if options.out is None:
             writer = csv.writer(CSVLines(sys.stdout))
             writer.writerow(_header(trained))
             writer.writerows(_rows(options, trained, samples, skipped))
+        elif segments:
+            make_folder(options.out / OVERLAYS)
+            _Table(options, options.out / MASKS, trained, samples, part, parts).write(skipped)
+            print(f"masks: {options.out}, and with colors over the pictures: {options.out / OVERLAYS}")
         else:
-            _Table(options, trained, samples, part, parts).write(skipped)
+            _Table(options, options.out, trained, samples, part, parts).write(skipped)
     if skipped:
         more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
         print(f"torchcaps: left out {counted(len(skipped), 'file')}: {'; '.join(skipped[:5])}{more}", file=sys.stderr)
 
 
+def _check_masks(out: Path, trained: "Run", samples: Sequence[Sample]) -> None:
+    """Check that no file would be written that is of something else."""
+    names = Counter(Path(sample.value).stem for sample in samples)
+    if twice := next((name for name, count in names.items() if count > 1), None):
+        raise ValueError(f"several pictures are called {twice}, as their masks would be: predict folder by folder")
+    for place, beside in [(MASKS, OVERLAYS), *(_places(trained, name) for name in names)]:
+        if (out / place).exists() and not (out / beside).exists():
+            raise ValueError(f"{out / place} is there already, and was not predicted: give another folder as --out")
+
+
+def _places(trained: "Run", name: str) -> tuple[str, str]:
+    """Return where the mask of a picture is written, and where the picture with its classes in colors."""
+    data: Any = trained.data()
+    end = ".png" if data.palette.itemsize < 4 else ".tif"  # a PNG has no numbers above 16 bits
+    return f"{name}{end}", f"{OVERLAYS}/{name}.png"
+
+
 def _write_masks(
-    out: Path, trained: "Run", samples: Sequence[Sample], part: int, parts: int, skipped: list[str] | None
-) -> None:
-    """Write the masks of a part of the pictures, and the pictures with these in colors."""
+    out: Path, trained: "Run", samples: Sequence[Sample], skipped: list[str] | None
+) -> Iterator[tuple[int, list[str]]]:
+    """Write the masks of pictures, and the pictures with these in colors; yield what the table has of each."""
+    import numpy as np
     from PIL import Image
 
-    from torchcaps.data import MaskFolder
-    from torchcaps.data.notes import progress_bar
     from torchcaps.deploy.predict import predict_masks
     from torchcaps.explain.segmentation import overlay
 
-    data, drawn = trained.data(), out / "overlays"
-    assert isinstance(data, MaskFolder)
-    end = ".png" if data.palette.itemsize < 4 else ".tif"  # a PNG has no numbers above 16 bits
-    names = [Path(sample.value).stem for sample in samples]
-    for name in names:
-        place = out / f"{name}{end}"
-        if place.exists() and not (drawn / f"{name}.png").exists():
-            raise ValueError(f"{place} is there already, and was not predicted: give another folder as --out")
-    first, last = (len(samples) * k // parts for k in (part - 1, part))
-    make_folder(drawn)
-    with progress_bar() as progress:
-        bar = progress.add_task("predicting", total=last - first)
-        for index, mask in predict_masks(trained, [sample.value for sample in samples[first:last]], skipped):
-            path, name = Path(samples[first + index].value), names[first + index]
-            picture, image = overlay(data.upright(path), mask), Image.fromarray(data.palette[mask])
-            write_whole(drawn / f"{name}.png", partial(picture.save, format="PNG"))
-            write_whole(out / f"{name}{end}", partial(image.save, format="PNG" if end == ".png" else "TIFF"))
-            progress.update(bar, completed=index + 1)
-    print(f"masks: {out}, and with colors over the pictures: {drawn}")
+    data: Any = trained.data()
+    for index, mask in predict_masks(trained, [sample.value for sample in samples], skipped):
+        path = Path(samples[index].value)
+        place, drawn = _places(trained, path.stem)
+        picture, image = overlay(data.upright(path), mask), Image.fromarray(data.palette[mask])
+        write_whole(out / drawn, partial(picture.save, format="PNG"))
+        write_whole(out / place, partial(image.save, format="PNG" if place.endswith(".png") else "TIFF"))
+        yield index, [place, *map(str, np.bincount(mask.flatten(), minlength=len(trained.names)))]
 
 
 def _names(text: str) -> list[str]:
@@ -289,6 +296,8 @@ def _header(trained: "Run") -> list[str]:
     from torchcaps.data import TextData
 
     kind = "text" if isinstance(trained.data(), TextData) else "file"
+    if trained.target == "masks":
+        return [kind, "mask", *(f"pixels({name})" for name in trained.names)]
     if trained.target == "numbers":
         return [kind, *trained.names]
     likeliest = ["prediction", "probability"] if trained.target == "class" else ["prediction"]
@@ -325,20 +334,22 @@ def _rows(
     from torchcaps.deploy.predict import predict_pictures, predict_texts
 
     values = [sample.value for sample in samples]
-    predictions: Iterator[tuple[int, Tensor]]
-    if isinstance(trained.data(), TextData):
+    predictions: Iterator[tuple[int, Any]]
+    if trained.target == "masks":
+        predictions = _write_masks(options.out, trained, samples, skipped)
+    elif isinstance(trained.data(), TextData):
         predictions = predict_texts(trained, values, options.batch_size)
     else:
         predictions = predict_pictures(trained, values, options.batch_size, skipped)
     with progress_bar() as progress:
         bar = progress.add_task("predicting", total=len(samples))
         for index, row in predictions:
-            yield [samples[index].name, *_cells(trained, row)]
+            yield [samples[index].name, *(row if isinstance(row, list) else _cells(trained, row))]
             progress.update(bar, completed=index + 1)
 
 
 class _Table:
-    """The table of `--out`, of one or several parts.
+    """The table of `--out`, or the one of masks in that folder, of one or several parts.
 
     The rows of a part are in a hidden file beside the table, below a line that names the checkpoint and the samples:
     they are kept if the command is interrupted. When the part is done, this line also has a hash of the rows. When all
@@ -348,18 +359,18 @@ class _Table:
     def __init__(
         self,
         options: argparse.Namespace,
+        out: Path,
         trained: "Run",
         samples: Sequence[Sample],
         part: int,
         parts: int,
     ) -> None:
-        self.options, self.trained, self.part = options, trained, part
+        self.options, self.out, self.trained, self.part = options, out, trained, part
         self.samples = samples[len(samples) * (part - 1) // parts : len(samples) * part // parts]
         self.header = _header(trained)
         names = hashlib.sha256("\0".join(sample.name for sample in samples).encode("utf-8", "surrogatepass"))
         self.facts = {"checkpoint": _digest(trained.path), "header": self.header, "samples": names.hexdigest()}
         self.about = f"{json.dumps(self.facts)}\n"
-        self.out: Path = options.out or Path()
         self.files = [self.out.with_name(f".{self.out.name}.{k}-of-{parts}") for k in range(1, parts + 1)]
 
     def write(self, skipped: list[str] | None) -> None:

@@ -115,7 +115,8 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        cause = error if isinstance(error, OSError) else error.__context__  # torch raises a RuntimeError after it
+        # torch raises a RuntimeError after it; a DataError, which also is one, is about what was read.
+        cause = error.__context__ if type(error) is RuntimeError else error
         if not isinstance(cause, OSError):
             raise
         if isinstance(cause.filename, str) and path.absolute().parent not in Path(cause.filename).absolute().parents:
