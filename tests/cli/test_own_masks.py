@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,25 @@ def test_masks_have_the_size_and_the_values_of_their_pictures(segmented, fit, tm
     assert row == {"file": str(Path("new", "a.png")), "mask": "a.png", **expected}
     if fit == "tile":  # squares in a picture of another size are as large as in the training
         assert (found == mask).mean() > 0.97
+
+
+def test_masks_of_a_folder_in_a_folder(segmented, tmp_path, capfd):
+    picture = segmented["folder"] / "images" / "00.png"
+    for name in ("one.png", "a b/one.png", "ü/deep/one.png"):
+        (tmp_path / "odd" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, tmp_path / "odd" / name)
+    Path("odd", "some.csv").write_text("file\na b/one.png\none.png\n")
+    for source, places in (
+        ("odd", ("a b/one.png", "one.png", "ü/deep/one.png")),
+        ("odd/some.csv", ("a b/one.png", "one.png")),
+    ):
+        out = Path(f"out{len(places)}")
+        assert call("predict", str(segmented["pad"]), source, "--out", str(out)) == 0
+        with Path(out, "masks.csv").open(newline="", encoding="utf-8") as table:
+            assert sorted(row["mask"] for row in csv.DictReader(table)) == [*places]
+        for place in places:
+            assert (out / place).exists()
+            assert (out / "overlays" / place).exists()
 
 
 def test_an_interrupted_prediction_goes_on(segmented, tmp_path, capfd, monkeypatch):
@@ -152,8 +172,12 @@ def test_what_cannot_be_predicted(segmented, tmp_path, capfd):
     assert "00.png is there already, and was not predicted: give another folder" in capfd.readouterr().err
     assert (segmented["folder"] / "masks" / "00.png").read_bytes() == before
     both = [str(segmented["folder"] / part) for part in ("images", "masks")]
-    assert error_of(capfd, "predict", run, *both, "--out", "new").startswith(
-        "torchcaps: several pictures are called 00"
+    assert error_of(capfd, "predict", run, *both, "--out", "new") == (
+        "torchcaps: several pictures are called 00, as their masks would be: predict them into different folders"
+    )
+    shutil.copytree(segmented["folder"] / "images", tmp_path / "deep" / "overlays")
+    assert error_of(capfd, "predict", run, "deep", "--out", "new") == (
+        "torchcaps: a folder of pictures is called overlays, as that of masks in colors: rename it"
     )
     (tmp_path / "bad.png").write_text("no picture")
     assert call("predict", run, "bad.png", "--out", "new") == 2

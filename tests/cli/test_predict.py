@@ -10,7 +10,7 @@ from filelock import FileLock
 from PIL import Image
 
 from torchcaps.cli import parser
-from torchcaps.cli.predict import STANDARD_INPUT, Sample, _digest, _files, _samples, _Table, _texts
+from torchcaps.cli.predict import STANDARD_INPUT, Sample, _check_table, _digest, _files, _samples, _Table, _texts
 from torchcaps.data import DataError, ImageData, TextTable
 from torchcaps.utils.files import CSVLines
 
@@ -38,6 +38,21 @@ def test_a_table_names_pictures_as_that_of_a_training(tmp_path):
             ValueError, match=f"there is no file {tmp_path / name}: names in a table are looked for in its folder"
         ):
             list(_files(str(table), ImageData.kind, "id"))
+
+
+def test_nothing_else_is_written_over(tmp_path):
+    header, out = ["file", "prediction", "P(a)"], tmp_path / "p.csv"
+    _check_table(out, header, ["pictures"])
+    for content in (b"file,prediction,P(a)\nx,a,1\n", b"file,prediction,P(a)\r\n"):  # written before
+        out.write_bytes(content)
+        _check_table(out, header, ["pictures", str(tmp_path), "-", "x" * 9999])
+        with pytest.raises(ValueError, match=r"^--out .*p.csv is one of the inputs: give another path$"):
+            _check_table(out, header, [f"{tmp_path}/../{tmp_path.name}/p.csv"])
+    for content in (b"", b"file,label\nx,a\n", b"\xff\xfe\x00", b'"', b"file,prediction,P(a),P(b)\n"):
+        out.write_bytes(content)
+        with pytest.raises(ValueError, match=r"p.csv is there already, and is no table of such predictions: give"):
+            _check_table(out, header, ["pictures"])
+        assert out.read_bytes() == content
 
 
 def test_texts_end_where_lines_end(tmp_path, monkeypatch):

@@ -84,13 +84,20 @@ def test_more_than_eight_bits_become_eight_by_the_window(tmp_path, name, capfd):
         ([-1000, 0, 1000], "int32", [0, 128, 255]),
         ([0.0, 0.5, 1.0], "float32", [0, 128, 255]),
         ([-1.0, np.nan, np.inf, 1.0], "float32", [0, 0, 255, 255]),
-        ([np.nan, np.nan], "float32", [0, 0]),
     ],
 )
 def test_without_a_window_a_picture_tells_its_own(tmp_path, values, dtype, expected, capfd):
     path = deep(tmp_path / "a.tif", values, dtype)
     assert read_picture(path, (1, 1, len(values))).flatten().tolist() == expected
-    assert "has more than 8 bits per pixel, and data.window is not set" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "has more than 8 bits per pixel, and data.window is not set" in said
+    assert ("a.tif: has pixels that are NaN or infinite, which became black or white" in said) == (np.nan in values)
+
+
+def test_a_picture_without_a_number_is_refused(tmp_path):
+    path = deep(tmp_path / "a.tif", [np.nan, np.inf], "float32")
+    with pytest.raises(DataError, match=r"a\.tif: has no pixel that is a number: leave it out$"):
+        read_picture(path, (1, 1, 2))
 
 
 def test_a_few_pixels_far_off_do_not_count(tmp_path, capfd):

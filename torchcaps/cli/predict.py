@@ -33,10 +33,12 @@ MASKS, OVERLAYS = "masks.csv", "overlays"  # in a folder of masks
 
 
 class Sample(NamedTuple):
-    """A sample: what names it in the output, and the path of its file or its text."""
+    """A sample: what names it in the output, the path of its file or its text, and where its mask is written, without
+    the ending."""
 
     name: str
     value: str
+    place: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,6 +102,8 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(f"there is nothing to predict in {' '.join(options.paths)}")
         if segments:
             _check_masks(options.out, trained, samples)
+        elif options.out is not None:
+            _check_table(options.out, _header(trained), options.paths)
         about = f", {_about_probabilities(trained)}" if trained.target in ("class", "labels") else ""
         parts = min(parts, len(samples))
         if part > parts:
@@ -125,12 +129,28 @@ def run(options: argparse.Namespace) -> None:
 
 def _check_masks(out: Path, trained: "Run", samples: Sequence[Sample]) -> None:
     """Check that no file would be written that is of something else."""
-    names = Counter(Path(sample.value).stem for sample in samples)
+    names = Counter(sample.place for sample in samples)
     if twice := next((name for name, count in names.items() if count > 1), None):
-        raise ValueError(f"several pictures are called {twice}, as their masks would be: predict folder by folder")
+        raise ValueError(
+            f"several pictures are called {twice}, as their masks would be: predict them into different folders"
+        )
+    if any(Path(name).parts[0] == OVERLAYS for name in names if Path(name).parent.parts):
+        raise ValueError(f"a folder of pictures is called {OVERLAYS}, as that of masks in colors: rename it")
     for place, beside in [(MASKS, OVERLAYS), *(_places(trained, name) for name in names)]:
         if (out / place).exists() and not (out / beside).exists():
             raise ValueError(f"{out / place} is there already, and was not predicted: give another folder as --out")
+
+
+def _check_table(out: Path, header: list[str], paths: Sequence[str]) -> None:
+    """Check that no file would be written over that is an input, or something else than such a table."""
+    if not out.is_file():
+        return
+    if any(os.path.exists(path) and out.samefile(path) for path in map(user_path, paths)):
+        raise ValueError(f"--out {out} is one of the inputs: give another path")
+    with suppress(ValueError, csv.Error), out.open(encoding="utf-8", newline="") as table:
+        if next(csv.reader(table), None) == header:
+            return
+    raise ValueError(f"{out} is there already, and is no table of such predictions: give another path, or remove it")
 
 
 def _places(trained: "Run", name: str) -> tuple[str, str]:
@@ -153,7 +173,7 @@ def _write_masks(
     data: Any = trained.data()
     for index, mask in predict_masks(trained, [sample.value for sample in samples], skipped):
         path = Path(samples[index].value)
-        place, drawn = _places(trained, path.stem)
+        place, drawn = _places(trained, samples[index].place)
         picture, image = overlay(data.upright(path), mask), Image.fromarray(data.palette[mask])
         write_whole(out / drawn, partial(picture.save, format="PNG"))
         write_whole(out / place, partial(image.save, format="PNG" if place.endswith(".png") else "TIFF"))
@@ -241,7 +261,10 @@ def _files(
             if path.suffix.lower() in TABLES:
                 advice = f"names in a table are looked for in its folder, {path.parent}"
             raise ValueError(f"there is no file {shown}: {advice}")
-        yield Sample(file, str(user_path(file)))
+        place = Path(user_path(file)).with_suffix("")
+        folder = path if os.path.isdir(path) else path.parent if path.suffix.lower() in TABLES else place.parent
+        inside = place.relative_to(folder) if place.is_relative_to(folder) else Path(place.name)
+        yield Sample(file, str(user_path(file)), inside.as_posix())
 
 
 def _named(folder: Path, kind: "FileKind", names: list[str]) -> list[str]:

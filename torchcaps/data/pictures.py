@@ -158,7 +158,7 @@ def opened(path: Path, side: int = WHOLE) -> Iterator[Image.Image]:
             picture.load()  # the EXIF of a PNG may be behind its pixels; a TIFF is turned already
             yield picture
     except Exception as error:  # damaged bytes make Pillow raise errors of many types
-        if isinstance(error, MemoryError):
+        if isinstance(error, (MemoryError, DataError)):
             raise
         reason = "" if isinstance(error, UnidentifiedImageError) else f" ({' '.join(str(error).split())})"
         ways = {PermissionError: "make it readable", Image.DecompressionBombError: "make it smaller"}
@@ -175,6 +175,14 @@ def _eight_bits(picture: Image.Image, window: Window | None, path: Path) -> Imag
     """Return a picture without transparency and with 8 bits per channel."""
     if is_deep(picture.mode):
         pixels = np.asarray(picture)
+        if not (finite := np.isfinite(pixels)).all():
+            if not finite.any():
+                raise DataError(f"{path}: has no pixel that is a number: leave it out")
+            say(
+                f"{path}: has pixels that are NaN or infinite, which became black or white, in other pictures too: if "
+                "they are no background, mend them",
+                once="not finite",
+            )
         least, most = _range(pixels)
         low, high = window or _window_of_bits(least, most)
         if window is None:

@@ -177,7 +177,7 @@ def kind_of(annotation: Any) -> Kind | None:
         return _union(arguments)
     if origin is tuple:
         return _tuple(arguments)
-    if origin is collections.abc.Sequence:
+    if origin in (list, collections.abc.Sequence):
         return _sequence(arguments[0])
     if origin is collections.abc.Callable:
         return _function(arguments[-1])
