@@ -128,14 +128,13 @@ def test_a_picture_in_tiles_is_shown_whole(size, most, tmp_path, monkeypatch):
     trained = run_of(Bright(), MaskFolder(str(tmp_path), size=size, fit="tile", num_workers=0))
     drawn = np.zeros((1100, 550), np.uint8) if size == 128 else np.zeros((40, 20), np.uint8)
     drawn[:, drawn.shape[1] // 2 :] = 200
-    path = tmp_path / "new"
-    Image.fromarray(drawn).save(path, "PNG")
+    url = as_url(drawn)
     monkeypatch.setattr(sys.modules[Looking.__module__], "MOST_PIXELS", most)
     if most < 2**22:
         with pytest.raises(DataError, match="^new.png has more than 5 tiles: use torchcaps predict$"):
-            Looking(trained).answer_tiles(path, "new.png")
+            Looking(trained).answer_file(url, "new.png")
         return
-    found = Looking(trained).answer_tiles(path, "new.png")
+    found = Looking(trained).answer_file(url, "new.png")
     assert (found["example"]["title"], found["example"]["dice"], found["report"]["classes"]) == (
         "new.png",
         None,
@@ -146,6 +145,47 @@ def test_a_picture_in_tiles_is_shown_whole(size, most, tmp_path, monkeypatch):
     color = np.array([int(found["report"]["colors"][1][i : i + 2], 16) for i in (1, 3, 5)])
     assert np.abs(prediction[:, :110]).max() < 30
     assert np.abs(prediction[:, 146:] - (0.4 * 200 + 0.6 * color)).max() < 30
+
+
+def test_small_things_stay_in_sight(tmp_path):
+    for kind, pixels in (("images", 200), ("masks", 1)):
+        (tmp_path / kind).mkdir()
+        for name in range(6):
+            drawn = np.zeros((40, 20), np.uint8)
+            drawn[:, name:] = pixels
+            Image.fromarray(drawn).save(tmp_path / kind / f"{name}.png")
+    trained = run_of(Bright(), MaskFolder(str(tmp_path), size=128, fit="tile", num_workers=0))
+    drawn = np.zeros((1200, 1100), np.uint8)
+    drawn[101::300, 103::300] = 255  # single pixels
+    found = Looking(trained).answer_file(as_url(drawn), "new.png")
+    prediction = as_pixels(found["example"]["pictures"][1][0])
+    for row in range(101, 1200, 300):
+        for column in range(103, 1100, 300):
+            y, x = (int(place * 512 / 1200) for place in (row, column))
+            assert np.ptp(prediction[y, x]) > 12  # JPEG halves the resolution of colors
+
+
+def test_edges_of_a_picture_are_white_and_notes_are_shown(tmp_path):
+    for kind, pixels in (("images", 200), ("masks", 1)):
+        (tmp_path / kind).mkdir()
+        for name in range(6):
+            drawn = np.zeros((16, 16), np.uint8)
+            drawn[:, name:] = pixels
+            Image.fromarray(drawn).save(tmp_path / kind / f"{name}.png")
+    trained = run_of(Bright(), MaskFolder(str(tmp_path), size=16, fit="pad", num_workers=0))
+    found = Looking(trained).answer_file(as_url(np.full((40, 20), 255, np.uint16)), "new.png")
+    prediction = as_pixels(found["example"]["pictures"][1][0])
+    side = prediction.shape[1]
+    assert prediction[:, : side // 5].min() > 240
+    assert prediction[:, -side // 5 :].min() > 240
+    assert np.ptp(prediction[side // 2, side // 2]) > 40
+    assert found["report"]["limits"][-1].startswith("new.png: has more than 8 bits per pixel, and data.window is not")
+
+
+def as_url(pixels: np.ndarray) -> str:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def as_pixels(source: str) -> np.ndarray:

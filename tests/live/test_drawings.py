@@ -13,7 +13,8 @@ from torchcaps.data import CIFAR10, MNIST, AffineMNIST, DataError, Digits, Fashi
 
 pytest.importorskip("gradio", reason='Gradio is not installed: pip install "torchcaps[show]"')
 
-from torchcaps.live.drawings import as_digit, has_digits, read_drawing, read_upload
+from torchcaps.data.notes import hear, say
+from torchcaps.live.drawings import as_digit, has_digits, read_drawing, uploaded
 
 
 def as_url(pixels: torch.Tensor) -> str:
@@ -83,11 +84,22 @@ def test_a_drawing_of_no_digit_fills_the_image():
     assert read_drawing(MNIST(), url).shape == (1, 1, 28, 28)
 
 
-def test_a_file_is_read_as_by_predict():
+def read(url: str) -> None:
+    with uploaded(url, "cat.png") as path:
+        CIFAR10().picture(path)
+
+
+def test_a_file_is_there_within_the_context_alone():
     pixels = torch.randint(0, 256, (50, 70, 3), dtype=torch.uint8)
-    image = read_upload(CIFAR10(), as_url(pixels), "a.png")
-    assert image.shape == (1, 3, 32, 32)
-    assert 0 <= image.min() <= image.max() <= 1
+    with uploaded(as_url(pixels), "a.png") as path:
+        assert CIFAR10().picture(path).shape == (3, 32, 32)
+    assert not path.parent.exists()
+
+
+def test_what_is_said_of_a_file_has_its_name():
+    with hear() as notes, uploaded(as_url(torch.zeros(2, 2, 3, dtype=torch.uint8)), "a.png") as path:
+        say(f"{path}: is dark")
+    assert notes == ["a.png: is dark"]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +115,7 @@ def test_a_file_is_read_as_by_predict():
 def test_what_cannot_be_read(content, of_a_file, of_a_drawing):
     url = f"data:image/png;base64,{content}"
     with pytest.raises(DataError, match=f"^{of_a_file}"):
-        read_upload(MNIST(), url, "cat.png")
+        read(url)
     with pytest.raises(DataError, match=f"^{of_a_drawing}"):
         read_drawing(MNIST(), url)
 
@@ -115,7 +127,7 @@ def test_pictures_of_many_pixels_are_not_decoded(side, monkeypatch):
     with pytest.raises(DataError, match="^the drawing has more than 50 million pixels: give a smaller picture$"):
         read_drawing(MNIST(), url)
     with pytest.raises(DataError, match="^cat.png has more than 50 million pixels: give a smaller picture$"):
-        read_upload(CIFAR10(), url, "cat.png")
+        read(url)
 
 
 def as_url_of_many_pixels(side: int) -> str:

@@ -215,6 +215,15 @@ class MaskFolder(MaskData, ImageFolder):
         own[np.ix_(rows >= 0, columns >= 0)] = classes[np.ix_(rows[rows >= 0], columns[columns >= 0])]
         return own
 
+    @checked
+    def edges(self, path: Path) -> Tensor:
+        """Return which pixels of the image that `picture` gives are an added edge, `(size, size)` bool."""
+        size = self.shape[1]
+        _, (left, top, right, bottom) = placement(upright_size(path), (size, size), self.fit)
+        edges = torch.ones(size, size, dtype=torch.bool)
+        edges[top:bottom, left:right] = False
+        return edges
+
     def upright(self, path: Path) -> Image.Image:
         """Read a picture in its own size, with 8 bits per channel, gray or in color as the images are."""
         return read_upright(path, self.shape[0], self.window)

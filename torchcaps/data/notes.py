@@ -1,7 +1,9 @@
 """Notes and progress on stderr."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
@@ -11,6 +13,7 @@ RARE = 10  # the largest class has at least so many times the samples of a rare 
 MOST_BAD = 20  # files and rows that cannot be used, and are named in a line
 
 _said: set[str] = set()
+_heard: ContextVar[list[str] | None] = ContextVar("heard", default=None)
 
 
 def say(line: str, once: str | None = None) -> None:
@@ -20,9 +23,22 @@ def say(line: str, once: str | None = None) -> None:
         line: the note.
         once: what is said once, by whichever line comes first; None for the line itself.
     """
-    if (once or line) not in _said and not getattr(rank_zero_only, "rank", 0):
+    if (heard := _heard.get()) is not None:
+        heard.append(line)
+    elif (once or line) not in _said and not getattr(rank_zero_only, "rank", 0):
         _said.add(once or line)
         print(f"torchcaps: {line}", file=sys.stderr)
+
+
+@contextmanager
+def hear() -> Iterator[list[str]]:
+    """Within this context, notes of this thread are not printed but appended to the list that it gives, each time."""
+    notes: list[str] = []
+    token = _heard.set(notes)
+    try:
+        yield notes
+    finally:
+        _heard.reset(token)
 
 
 def say_rare(counts: Mapping[str, int], remedies: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from torchcaps.data import ImageData, TextData
+from torchcaps.data import ImageData, MaskFolder, TextData
 from torchcaps.data.images import FileData
 from torchcaps.data.labeled import TERMS, TargetKind
 from torchcaps.data.order import evenly_chosen
@@ -45,6 +45,8 @@ class Samples:
         dark: whether the background of images is black, so that they can be laid over each other and moved.
         draw: draws an array as an image, see `draw_array`; None for images and texts.
         target: what is predicted, see `LabeledData`.
+        edges: of pictures that a network segments, which pixels are an added edge, `(n, height, width)`; None if none
+            is, or if masks say it.
     """
 
     inputs: list[Inputs]
@@ -55,6 +57,7 @@ class Samples:
     dark: bool = False
     draw: Callable[[Tensor], Tensor] | None = None
     target: TargetKind = "class"
+    edges: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -137,7 +140,10 @@ def picture_samples(data: FileData, files: Sequence[Path]) -> Samples:
         DataError: a file cannot be read; the one line names all.
     """
     images = data.center(torch.stack([*data.pictures(files).values()]))
-    return _samples_of(data, images, None, [path.name for path in files])
+    samples = _samples_of(data, images, None, [path.name for path in files])
+    if isinstance(data, MaskFolder):
+        return replace(samples, edges=torch.stack([data.edges(path) for path in files]))
+    return samples
 
 
 def _samples_of(data: FileData, inputs: Tensor, labels: Tensor | None, titles: list[str]) -> Samples:

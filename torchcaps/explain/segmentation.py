@@ -57,7 +57,12 @@ def _segmented(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | Non
 @checked
 @in_style
 def masks_figure(
-    network: nn.Module, images: FloatTensor, masks: Tensor | None, names: Sequence[str], maps: bool = False
+    network: nn.Module,
+    images: FloatTensor,
+    masks: Tensor | None,
+    names: Sequence[str],
+    maps: bool = False,
+    edges: Tensor | None = None,
 ) -> Figure:
     """Draw images, their masks and what a network predicts, in columns of one image each.
 
@@ -67,11 +72,14 @@ def masks_figure(
         masks: class of each pixel, `(n, height, width)`, or None.
         names: names of the classes. The first one is not colored.
         maps: also draw a map of each class, 6 at most: the coefficients of `segmented`, or the probabilities.
+        edges: which pixels are an added edge, `(n, height, width)` bool, or None.
     """
     images = images[:MOST_IMAGES]
     probabilities, coefficients = segmented(network, images)
     names = [*names, *(f"class {k}" for k in range(len(names), probabilities.shape[1]))]
     predicted = probabilities.argmax(1)
+    if edges is not None:
+        predicted = predicted.masked_fill(edges[:MOST_IMAGES], IGNORED)
     rows = [Row(list(images), label="image")]
     titles: list[str] = []
     drawn = [predicted]
@@ -147,7 +155,7 @@ def _draw(material: Material) -> Figure:
     samples = material.samples
     some = list(range(min(len(samples), MOST_IMAGES)))
     masks = None if samples.labels is None else samples.labels[some]
-    return masks_figure(material.network, samples.images(some), masks, samples.names, maps=True)
+    return masks_figure(material.network, samples.images(some), masks, samples.names, True, samples.edges)
 
 
 MASKS = FigureKind(

@@ -4,6 +4,7 @@ What the network does with an input is drawn by the scripts of :mod:`torchcaps.e
 """
 
 import re
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
-from PIL import Image
+import torch
+import torch.nn.functional as F
 
 from torchcaps.data import DataError, ImageData, MaskFolder, TextData
 from torchcaps.data.labeled import TERMS
+from torchcaps.data.notes import hear
 from torchcaps.data.pictures import as_tensor
 from torchcaps.deploy.predict import predict_masks
 from torchcaps.explain.page import Samples, samples_of
@@ -25,9 +28,10 @@ from torchcaps.explain.page.pictures import picture
 from torchcaps.explain.page.reports import about
 from torchcaps.explain.page.writing import EXAMPLE_SCRIPTS, as_plain, read
 from torchcaps.explain.pixels import Places, places
+from torchcaps.explain.samples import picture_samples
 from torchcaps.explain.segmentation import overlay
 from torchcaps.explain.words import LoadedEncoder, words_of
-from torchcaps.live.drawings import LARGEST, has_digits, read_drawing, read_upload, uploaded
+from torchcaps.live.drawings import LARGEST, has_digits, read_drawing, uploaded
 from torchcaps.live.examples import test_images
 from torchcaps.runs import Run
 from torchcaps.utils.arguments import CountOrZero, checked
@@ -127,14 +131,22 @@ class Looking:
             )
 
     @checked
-    def answer_tiles(self, path: Path, name: str) -> Any:
-        """Return what the page shows of a picture that a network segments tile by tile.
+    def answer_file(self, url: str, name: str) -> Any:
+        """Return what the page shows of a picture file from a data URL, with what is to be said of the file.
 
         Raises:
             DataError: the picture cannot be read, or has many tiles.
         """
-        data = self.run.data()
-        assert isinstance(data, MaskFolder)
+        data: Any = self.run.data()
+        with hear() as notes, uploaded(url, name) as path:
+            if isinstance(data, MaskFolder) and data.tiled:
+                answer = self._of_tiles(data, path, name)
+            else:
+                answer = self.answer(replace(picture_samples(data, [path]), titles=[name]))
+        answer["report"]["limits"] += notes
+        return answer
+
+    def _of_tiles(self, data: MaskFolder, path: Path, name: str) -> Any:
         most = max(1, MOST_PIXELS // data.shape[1] ** 2)
         if len([*islice(data.tiles(path), most + 1)]) > most:
             raise DataError(f"{name} has more than {most:,} tiles: use torchcaps predict")
@@ -142,10 +154,21 @@ class Looking:
             ((_, mask),) = predict_masks(self.run, [path])
         upright = data.upright(path)
         upright.thumbnail((SHOWN, SHOWN))
-        small = Image.fromarray(mask).resize(upright.size, Image.Resampling.NEAREST)
-        drawn = [("image", upright), ("prediction", overlay(upright, np.array(small)))]
+        drawn = [("image", upright), ("prediction", overlay(upright, _shrunk(mask, upright.size)))]
         pictures = [(picture(as_tensor(image) / 255, SHOWN), of) for of, image in drawn]
         return _of_masks(data.names, {"title": name, "dice": None, "pictures": pictures})
+
+
+def _shrunk(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return a mask of another width and height: a pixel has the class that is most of its place, among those with a
+    color, so that small things stay in sight."""
+    classes, (width, height) = torch.from_numpy(mask), size
+    small, most = torch.zeros(height, width, dtype=torch.uint8), torch.zeros(height, width)
+    for k in classes[classes > 0].unique().tolist():
+        share = F.adaptive_avg_pool2d((classes == k).float()[None], (height, width))[0]
+        small[share > most] = k
+        most = most.maximum(share)
+    return small.numpy()
 
 
 def _of_masks(names: list[str], of_sample: dict[str, Any]) -> Any:
@@ -200,10 +223,9 @@ def _image_page(looking: Looking, data: ImageData, images: Samples | None, block
                     raise DataError(f"there is no test image {given['test']}: reload the page")
                 return looking.answer(images, given["test"])
             name = given.get("name") or "your drawing"
-            if "file" in given and isinstance(data, MaskFolder) and data.tiled:
-                with uploaded(given["file"], name) as path:
-                    return looking.answer_tiles(path, name)
-            image = read_upload(data, given["file"], name) if "file" in given else read_drawing(data, given["drawing"])
+            if "file" in given:
+                return looking.answer_file(given["file"], name)
+            image = read_drawing(data, given["drawing"])
             return None if image is None else looking.answer(samples_of(image, None, data.names, [name], data.target))
         except DataError as error:
             raise gr.Error(str(error), print_exception=False) from None

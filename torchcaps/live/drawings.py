@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from torchcaps.data import MNIST, DataError, Digits, FashionMNIST, ImageData
+from torchcaps.data.notes import hear, say
 from torchcaps.data.pictures import FORMATS
 from torchcaps.utils.arguments import Count, FloatTensor, checked
 
@@ -84,17 +85,6 @@ def read_drawing(data: ImageData, url: str) -> Tensor | None:
     return F.interpolate(drawing[None, None], (height, width), mode="bilinear", antialias=True).clamp(0, 1)
 
 
-@checked
-def read_upload(data: ImageData, url: str, name: str) -> Tensor:
-    """Read a picture file from a data URL as a network's input `(1, *shape)`, as `torchcaps predict` does.
-
-    Raises:
-        DataError: see `uploaded`.
-    """
-    with uploaded(url, name) as path:
-        return data.center(data.picture(path).unsqueeze(0))
-
-
 @contextmanager
 @checked
 def uploaded(url: str, name: str) -> Iterator[Path]:
@@ -109,9 +99,12 @@ def uploaded(url: str, name: str) -> Iterator[Path]:
         path = Path(folder) / "picture"
         path.write_bytes(content)
         try:
-            yield path
+            with hear() as notes:
+                yield path
         except DataError as error:
             raise DataError(str(error).replace(str(path), name)) from None
+        for note in notes:
+            say(note.replace(str(path), name))
 
 
 def _content(url: str, name: str) -> bytes:

@@ -3,7 +3,9 @@
 
 function masksSection(view) {
   const { classes, colors } = view.report;
-  const lead = "Each class lies over the image in its color. A map is light where the network gives much to its class.";
+  const maps = view.snapshot.masks.some(({ pictures }) => pictures.some(([, of]) => of.includes(": ")));
+  const lead = "Each class lies over the image in its color."
+    + (maps ? " A map is light where the network gives much to its class." : "");
   const legend = make("ul", { class: "colors" }, classes.map((name, k) => {
     const swatch = make("span", { class: "swatch" });
     if (colors[k]) swatch.style.background = colors[k];

@@ -68,6 +68,8 @@ def mask_example(network: nn.Module, samples: Samples, index: int) -> dict[str, 
     image = samples.images([index])
     probabilities, coefficients = segmented(network, image)
     predicted = probabilities.argmax(1)
+    if samples.edges is not None:
+        predicted = predicted.masked_fill(samples.edges[[index]], IGNORED)
     drawn, masks, dice = [("image", image[0])], [predicted], torch.tensor(torch.nan)
     if samples.labels is not None:
         truth = samples.labels[[index]]
