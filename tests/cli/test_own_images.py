@@ -324,11 +324,11 @@ def test_what_was_left_out_before_an_interruption_is_counted(own, capfd, monkeyp
 def test_parts_on_several_machines_make_one_table(own, capfd, monkeypatch):
     new = str(own / "new")
     assert predict(own, new, "--out", "whole.csv") == 0
-    Path("p.csv").write_text("a table of another day")
+    Path("p.csv").write_text(of_another_day := "file,prediction,probability\n")
     for part in ("3/3", "1/3"):
         assert predict(own, new, "--out", "p.csv", "--part", part) == 0
     assert "part 1 is done; p.csv is written after part 2" in capfd.readouterr().out
-    assert Path("p.csv").read_text() == "a table of another day"
+    assert Path("p.csv").read_text() == of_another_day
     first, third = (Path(f".p.csv.{part}-of-3") for part in (1, 3))
     rows = third.read_text().splitlines(keepends=True)
     row = rows[1].split(",")

@@ -43,12 +43,18 @@ def test_a_table_names_pictures_as_that_of_a_training(tmp_path):
 def test_nothing_else_is_written_over(tmp_path):
     header, out = ["file", "prediction", "P(a)"], tmp_path / "p.csv"
     _check_table(out, header, ["pictures"])
-    for content in (b"file,prediction,P(a)\nx,a,1\n", b"file,prediction,P(a)\r\n"):  # written before
+    for content in (
+        b"file,prediction,P(a)\nx,a,1\n",
+        b"file,prediction,P(a)\r\n",
+        b"file,prediction,P(c)\n",
+    ):  # written before
         out.write_bytes(content)
         _check_table(out, header, ["pictures", str(tmp_path), "-", "x" * 9999])
-        with pytest.raises(ValueError, match=r"^--out .*p.csv is one of the inputs: give another path$"):
+        with pytest.raises(
+            ValueError, match=r"^--out .*p.csv is one of the inputs, or what was trained on: give another path$"
+        ):
             _check_table(out, header, [f"{tmp_path}/../{tmp_path.name}/p.csv"])
-    for content in (b"", b"file,label\nx,a\n", b"\xff\xfe\x00", b'"', b"file,prediction,P(a),P(b)\n"):
+    for content in (b"", b"file,label\nx,a\n", b"\xff\xfe\x00", b'"', b"text,prediction,P(a)\n"):
         out.write_bytes(content)
         with pytest.raises(ValueError, match=r"p.csv is there already, and is no table of such predictions: give"):
             _check_table(out, header, ["pictures"])

@@ -223,8 +223,10 @@ def test_classes_that_look_like_several_labels_are_said(pictures, capfd):
     assert said in capfd.readouterr().err
     data_of(pictures, lines, **SEPARATED).prepare_data()
     assert "look like" not in capfd.readouterr().err
-    data_of(pictures, lines, label="tags", separator=";").prepare_data()
+    data_of(pictures, [*lines[:-1], "29,c;a"], label="tags", separator=";").prepare_data()
     assert "labels in column 'tags' look like several labels, such as 'a|b'" in capfd.readouterr().err
+    said = error_of(pictures, lines, label="tags", separator=";")
+    assert "no value in column 'tags' has the separator ';', and some look like several labels: give --data" in said
 
 
 @pytest.mark.parametrize(
@@ -381,8 +383,8 @@ def test_a_table_without_any_label_is_refused(pictures):
 def test_empty_values_may_be_no_label(pictures):
     """Without a separator they are errors, and the line says that the others look like several labels."""
     said = error_of(pictures, tags(), label="tags")
-    assert "line 3: tags is empty" in said
-    assert said.endswith("look like several labels, such as 'a|b|c': if so, give --data.separator '|'")
+    assert "look like several labels, such as 'a|b|c': if so, give --data.separator '|'; " in said
+    assert "line 3: tags is empty" in said.partition("; ")[2]
 
 
 def test_pictures_are_alike_where_their_numbers_are(pictures, capfd):

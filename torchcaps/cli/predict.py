@@ -103,7 +103,8 @@ def run(options: argparse.Namespace) -> None:
         if segments:
             _check_masks(options.out, trained, samples)
         elif options.out is not None:
-            _check_table(options.out, _header(trained), options.paths)
+            trained_on = [getattr(trained.data(), name, None) for name in ("table", "file")]
+            _check_table(options.out, _header(trained), [*options.paths, *(str(path) for path in trained_on if path)])
         about = f", {_about_probabilities(trained)}" if trained.target in ("class", "labels") else ""
         parts = min(parts, len(samples))
         if part > parts:
@@ -146,9 +147,10 @@ def _check_table(out: Path, header: list[str], paths: Sequence[str]) -> None:
     if not out.is_file():
         return
     if any(os.path.exists(path) and out.samefile(path) for path in map(user_path, paths)):
-        raise ValueError(f"--out {out} is one of the inputs: give another path")
+        raise ValueError(f"--out {out} is one of the inputs, or what was trained on: give another path")
     with suppress(ValueError, csv.Error), out.open(encoding="utf-8", newline="") as table:
-        if next(csv.reader(table), None) == header:
+        first = next(csv.reader(table), [])
+        if first == header or (first[:1] == header[:1] and first[1:2] == ["prediction"]):
             return
     raise ValueError(f"{out} is there already, and is no table of such predictions: give another path, or remove it")
 

@@ -284,7 +284,7 @@ def files_in_table(
     if bad and not (skip_bad and labels):
         or_left_out = ", or leave them out by --data.skip_bad true" if labels else ""
         doubts = target.doubts([*labels.values()], name)  # an empty value may be no label
-        raise DataError("; ".join([f"{name} {listed(bad, MOST_BAD)}: mend such rows{or_left_out}", *doubts]))
+        raise DataError("; ".join([*doubts, f"{name} {listed(bad, MOST_BAD)}: mend such rows{or_left_out}"]))
     if bad:
         say(f"{name}: left out {counted(len(bad), 'row')}: {listed(bad, MOST_BAD)}")
     doubts = target.check([*labels.values()], name, noun)

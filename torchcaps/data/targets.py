@@ -127,6 +127,12 @@ class Target(NamedTuple):
                 f"{where}: every {noun} has another class in column {column!r}: set data.label to the column of the "
                 f"classes{options}, or add {noun}s: a class needs {LEAST_TO_SPLIT} different ones to be split"
             )
+        if self.separator is not None and composed and all(len(self.names_of(label)) < 2 for label in labels):
+            signs = " or ".join(f"--data.separator {shlex.quote(sign)}" for sign in composed)
+            raise DataError(
+                f"{where}: no value in column {column!r} has the separator {self.separator!r}, and some look like "
+                f"several labels: give {signs}"
+            )
         if self.kind == "labels" and (always := [name for name, count in counts.items() if count == len(labels)]):
             say(f"{where}: every {noun} has the label {always[0]!r}: a network that always predicts it is right")
         return self.doubts(labels, where)
