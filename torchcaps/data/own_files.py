@@ -265,7 +265,8 @@ class OwnFiles(LabeledData):
         error_of = dict(zip(paths, self._errors(paths), strict=True))
         bad = {path: error for path, error in error_of.items() if error}
         if bad and not self.skip_bad:
-            raise DataError(f"{together([*bad.items()])}, or leave such files out by --data.skip_bad true")
+            some_can = len(bad) < len(paths)
+            raise DataError(together([*bad.items()]) + ", or leave such files out by --data.skip_bad true" * some_can)
         if bad:
             noun = self.kind.noun
             say(f"left out {counted(len(bad), noun)} that cannot be read: {listed(list(bad), MOST_BAD)}")
