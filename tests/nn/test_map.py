@@ -377,3 +377,25 @@ def test_the_repr_shows_what_is_not_the_default():
         "backend='reference'"
     )
     assert CapsuleMap(2, 3, 4, 5, (3, 1), SEGCAPS).extra_repr() == "2, 3, in_pose=4, out_pose=5, kernel_size=(3, 1)"
+
+
+class Dropped(Routing):
+    """Draws random numbers in each iteration."""
+
+    def step(self, votes, state, t):
+        return votes.capsules(torch.nn.functional.dropout(votes.weighted_sum(), 0.5)), None
+
+
+def test_random_numbers_of_a_routing_are_the_same_in_the_backward_pass(monkeypatch):
+    """Votes are linear in weights and poses, so that each times its gradient sums to the sum of the parents."""
+    monkeypatch.setattr("torchcaps.nn.map.BLOCK", 2**9)
+    torch.manual_seed(0)
+    layer = CapsuleMap(2, 3, 4, 4, 3, Dropped(), padding=1).double()
+    poses = torch.randn(2, 2, 6, 7, 4, dtype=torch.float64, requires_grad=True)
+    assert len(layer._blocks(poses)) > 2
+    parents = layer(poses).poses
+    state = torch.get_rng_state()
+    parents.sum().backward()
+    assert torch.equal(torch.get_rng_state(), state)
+    for x in (layer.weight, poses):
+        torch.testing.assert_close((x * x.grad).sum(), parents.sum().detach())

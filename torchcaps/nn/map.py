@@ -8,7 +8,7 @@ dropped, and made again for the gradients.
 import contextlib
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
@@ -139,8 +139,7 @@ class CapsuleMap(CapsuleLayer):
         in_pose, out_pose: number of features of a child, and of a parent; poses are vectors.
         kernel_size, stride: options of the convolution, an int or a tuple with a number for each dimension of the map.
         routing: routing algorithm; the layer keeps a copy with parameters of its own, shared over positions. SegCaps
-            has `DynamicRouting(3, learn_bias=True)`. A routing of your own that draws random numbers needs
-            `backend="reference"`: its rows would be routed with other numbers in the backward pass.
+            has `DynamicRouting(3, learn_bias=True)`. A routing of your own may draw random numbers.
         padding: number of positions added on each side, an int or a tuple, or "same": a map of n positions on a side
             becomes one of `ceil(n / stride)`, or `n * stride` if transposed, with the odd position at the end, as in
             Keras and TensorFlow.
@@ -378,6 +377,7 @@ class _Blocks(torch.autograd.Function):
         ctx.save_for_backward(poses, *others)
         ctx.set_materialize_grads(False)
         ctx.autocast = _autocast_of_now(poses.device.type)
+        before = _random_states(poses.device)
         results: list[Tensor | None] = []
         for block in blocks:
             parts = route(vote(poses[block.samples, :, block.seen], others[0], block), *others[1:])[:3]
@@ -387,6 +387,9 @@ class _Blocks(torch.autograd.Function):
             for result, part in zip(results, parts, strict=True):
                 if result is not None and part is not None:
                     result[block.samples, :, block.rows] = part
+        # A routing that draws random numbers, such as those of a dropout, has the same ones in the backward pass.
+        drew = not all(map(torch.equal, before, _random_states(poses.device)))
+        ctx.random = partial(_random_as, poses.device, before) if drew else contextlib.nullcontext
         return tuple(results)
 
     @staticmethod
@@ -397,6 +400,15 @@ class _Blocks(torch.autograd.Function):
         needed = ctx.needs_input_grad[3:]
         poses, *others = (x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needed, strict=True))
         totals = [torch.zeros_like(x) if x.requires_grad else None for x in (poses, *others)]
+        with ctx.random():
+            _Blocks.route_again(ctx, grads, poses, others, totals)
+        return None, None, None, *totals
+
+    @staticmethod
+    def route_again(
+        ctx: Any, grads: tuple[Tensor | None, ...], poses: Tensor, others: list[Tensor], totals: list[Tensor | None]
+    ) -> None:
+        """Add the gradients of the poses, and of the others, to the tensors for them."""
         for block in ctx.blocks:
             seen = poses.detach()[block.samples, :, block.seen].requires_grad_(poses.requires_grad)
             with torch.enable_grad(), ctx.autocast():
@@ -413,7 +425,6 @@ class _Blocks(torch.autograd.Function):
             ]
             _add_gradients(pairs, [votes.votes, *others[1:]], [votes.held, *places[2:]])
             _add_gradients([(made.votes, votes.held)], [seen, others[0]], places[:2])
-        return None, None, None, *totals
 
 
 def _add_gradients(pairs: list[tuple[Tensor, Tensor]], of: list[Tensor], to: list[Tensor | None]) -> None:
@@ -426,6 +437,22 @@ def _add_gradients(pairs: list[tuple[Tensor, Tensor]], of: list[Tensor], to: lis
         for (_, total), grad in zip(wanted, own, strict=True):
             if grad is not None:
                 total.add_(grad)
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    """Return the states of the generators of random numbers, on the CPU and on the device of the poses."""
+    captured = device.type != "cuda" or torch.cuda.is_current_stream_capturing()  # a captured graph has its own
+    return [torch.get_rng_state(), *([] if captured else [torch.cuda.get_rng_state(device)])]
+
+
+@contextlib.contextmanager
+def _random_as(device: torch.device, states: list[Tensor]) -> Iterator[None]:
+    """Within this context, random numbers are those after these states; afterwards they go on as before it."""
+    with torch.random.fork_rng([device] if states[1:] else []):
+        torch.set_rng_state(states[0])
+        for state in states[1:]:
+            torch.cuda.set_rng_state(state, device)
+        yield
 
 
 def _autocast_of_now(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
