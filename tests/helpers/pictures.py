@@ -1,6 +1,9 @@
-"""Pictures of digits in folders, as a user may have them."""
+"""Pictures of digits in folders, as a user may have them, and as data URLs."""
 
+import base64
+import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -18,3 +21,10 @@ def draw_digits(folder: Path, first: int, last: int) -> Path:
             image = np.round(digits.images[index] * 255 / 16).astype(np.uint8)
             Image.fromarray(image).save(folder / name / f"{name}-{index:04}.png")
     return folder
+
+
+def as_url(pixels: Any) -> str:
+    """Return a picture with these pixels as a data URL of a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(np.asarray(pixels)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

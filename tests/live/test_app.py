@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pictures import draw_digits
+from pictures import as_url, draw_digits
 from PIL import Image
 from runs import run_of
 
@@ -117,15 +117,20 @@ class Bright(torch.nn.Module):
         return Segmentation(scores=torch.cat([0.5 - images, images - 0.5], dim=1))
 
 
-@pytest.mark.parametrize(("size", "most"), [(16, 2**22), (16, 5 * 16**2), (128, 2**22)])
-def test_a_picture_in_tiles_is_shown_whole(size, most, tmp_path, monkeypatch):
+def run_of_bright(folder: Path, **options):
+    """A run of this network on pictures with a bright part."""
     for kind, pixels in (("images", 200), ("masks", 1)):
-        (tmp_path / kind).mkdir()
+        (folder / kind).mkdir()
         for name in range(6):
             drawn = np.zeros((40, 20), np.uint8)
             drawn[:, name:] = pixels
-            Image.fromarray(drawn).save(tmp_path / kind / f"{name}.png")
-    trained = run_of(Bright(), MaskFolder(str(tmp_path), size=size, fit="tile", num_workers=0))
+            Image.fromarray(drawn).save(folder / kind / f"{name}.png")
+    return run_of(Bright(), MaskFolder(str(folder), num_workers=0, **options))
+
+
+@pytest.mark.parametrize(("size", "most"), [(16, 2**22), (16, 5 * 16**2), (128, 2**22)])
+def test_a_picture_in_tiles_is_shown_whole(size, most, tmp_path, monkeypatch):
+    trained = run_of_bright(tmp_path, size=size, fit="tile")
     drawn = np.zeros((1100, 550), np.uint8) if size == 128 else np.zeros((40, 20), np.uint8)
     drawn[:, drawn.shape[1] // 2 :] = 200
     url = as_url(drawn)
@@ -148,13 +153,7 @@ def test_a_picture_in_tiles_is_shown_whole(size, most, tmp_path, monkeypatch):
 
 
 def test_small_things_stay_in_sight(tmp_path):
-    for kind, pixels in (("images", 200), ("masks", 1)):
-        (tmp_path / kind).mkdir()
-        for name in range(6):
-            drawn = np.zeros((40, 20), np.uint8)
-            drawn[:, name:] = pixels
-            Image.fromarray(drawn).save(tmp_path / kind / f"{name}.png")
-    trained = run_of(Bright(), MaskFolder(str(tmp_path), size=128, fit="tile", num_workers=0))
+    trained = run_of_bright(tmp_path, size=128, fit="tile")
     drawn = np.zeros((1200, 1100), np.uint8)
     drawn[101::300, 103::300] = 255  # single pixels
     found = Looking(trained).answer_file(as_url(drawn), "new.png")
@@ -166,13 +165,7 @@ def test_small_things_stay_in_sight(tmp_path):
 
 
 def test_edges_of_a_picture_are_white_and_notes_are_shown(tmp_path):
-    for kind, pixels in (("images", 200), ("masks", 1)):
-        (tmp_path / kind).mkdir()
-        for name in range(6):
-            drawn = np.zeros((16, 16), np.uint8)
-            drawn[:, name:] = pixels
-            Image.fromarray(drawn).save(tmp_path / kind / f"{name}.png")
-    trained = run_of(Bright(), MaskFolder(str(tmp_path), size=16, fit="pad", num_workers=0))
+    trained = run_of_bright(tmp_path, size=16, fit="pad")
     found = Looking(trained).answer_file(as_url(np.full((40, 20), 255, np.uint16)), "new.png")
     prediction = as_pixels(found["example"]["pictures"][1][0])
     side = prediction.shape[1]
@@ -180,12 +173,6 @@ def test_edges_of_a_picture_are_white_and_notes_are_shown(tmp_path):
     assert prediction[:, -side // 5 :].min() > 240
     assert np.ptp(prediction[side // 2, side // 2]) > 40
     assert found["report"]["limits"][-1].startswith("new.png: has more than 8 bits per pixel, and data.window is not")
-
-
-def as_url(pixels: np.ndarray) -> str:
-    content = io.BytesIO()
-    Image.fromarray(pixels).save(content, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def as_pixels(source: str) -> np.ndarray:

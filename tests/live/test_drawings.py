@@ -1,13 +1,12 @@
 """Drawings and dropped pictures as a network's input."""
 
 import base64
-import io
 import struct
 import zlib
 
 import pytest
 import torch
-from PIL import Image
+from pictures import as_url
 
 from torchcaps.data import CIFAR10, MNIST, AffineMNIST, DataError, Digits, FashionMNIST
 
@@ -15,12 +14,6 @@ pytest.importorskip("gradio", reason='Gradio is not installed: pip install "torc
 
 from torchcaps.data.notes import hear, say
 from torchcaps.live.drawings import as_digit, has_digits, read_drawing, uploaded
-
-
-def as_url(pixels: torch.Tensor) -> str:
-    file = io.BytesIO()
-    Image.fromarray(pixels.numpy()).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def drawing(top: int, left: int, height: int, width: int) -> torch.Tensor:

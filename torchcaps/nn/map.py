@@ -441,8 +441,10 @@ def _add_gradients(pairs: list[tuple[Tensor, Tensor]], of: list[Tensor], to: lis
 
 def _random_states(device: torch.device) -> list[Tensor]:
     """Return the states of the generators of random numbers, on the CPU and on the device of the poses."""
-    captured = device.type != "cuda" or torch.cuda.is_current_stream_capturing()  # a captured graph has its own
-    return [torch.get_rng_state(), *([] if captured else [torch.cuda.get_rng_state(device)])]
+    states = [torch.get_rng_state()]
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():  # a captured graph has its own
+        states.append(torch.cuda.get_rng_state(device))
+    return states
 
 
 @contextlib.contextmanager

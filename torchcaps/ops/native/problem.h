@@ -9,8 +9,8 @@ using Constants = const void* [4];
 using Tensors = void* [4];
 using Interrupted = int (*)();  // called now and then; not 0: give up
 
-// The fields of the structs, which those of __init__.py have too. Python compares the names and
-// the places when it loads the library.
+// The fields of the structs, which those of __init__.py have too. Python compares the names and the places when it loads
+// the library.
 // - poses (images, types, height, width, rows, d), weight (groups, down, across, parents, d, h)
 // - bias (bias_groups, down, across, bias_parents, rows, h), offset (offset_groups, down, across, parents),
 //   betas (betas_groups, down, across, betas_parents), gates (samples, types, down, across)
